@@ -23,7 +23,6 @@ from octavo.scheduler.core.events import (
     WorkerDrained,
     WorkerReadmitted,
 )
-from octavo.scheduler.core.scheduler import Scheduler
 from octavo.scheduler.core.sequence import RequestGroup, SequenceGroup
 from octavo.testing.cluster import FRONTEND, Cluster, make_request
 from octavo.testing.oracles.mechanisms import MechanismWatch, Meetings
@@ -361,7 +360,7 @@ class RandomHistory:
     def _lose_scheduler(self) -> None:
         core = self._cluster.core
         self._watch.scheduler_lost(core)
-        self._cluster.core = Scheduler(core.config, core.epoch + 1)
+        self._cluster.begin(core.config, core.epoch + 1)
         self._cluster.replicas.clear()
         self._journal.join()
         self._cluster.handle(PrefixesNamed(FRONTEND, core.prefixes.all))

@@ -297,6 +297,9 @@ class ContiguousKV:
         for allotment in self._parked.pop(step_id, []):
             self._give_up(allotment)
 
+    def close(self) -> None:
+        """Does nothing: nobody is told what is held here."""
+
     def _give_up(self, allotment: Allotment) -> None:
         for chunk in allotment.chunks:
             self.buddy.free(chunk)

@@ -36,7 +36,6 @@ from octavo.scheduler.core.events import (
     WorkerReadmitted,
 )
 from octavo.scheduler.core.replica import Replica
-from octavo.scheduler.core.scheduler import Scheduler
 from octavo.scheduler.core.sequence import SequenceGroup
 from octavo.testing.cluster import FRONTEND, Cluster, make_request, write_fake_model
 from octavo.wire.requests import PinRefused, Prefix, RejectReason, Request
@@ -351,7 +350,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def _restart_scheduler(self) -> None:
         core = self.cluster.core
-        self.cluster.core = Scheduler(core.config, core.epoch + 1)
+        self.cluster.begin(core.config, core.epoch + 1)
         self.cluster.replicas.clear()
         self.journal.join()
         self.cluster.handle(PrefixesNamed(FRONTEND, core.prefixes.all))

@@ -115,7 +115,7 @@ def check_endpoint(endpoint: str, *, insecure_tcp: bool, has_keys: bool) -> None
         return
     if parts.scheme != "tcp" or not parts.hostname or not _has_port(parts):
         raise EndpointError(f"{endpoint!r} is no address; use ipc:///path or tcp://host:port")
-    if has_keys or _is_loopback(parts.hostname):
+    if has_keys or is_loopback(parts.hostname):
         return
     if not insecure_tcp:
         raise EndpointError(
@@ -133,7 +133,7 @@ def check_unguarded(address: str, what: str, flag: str, *, allowed: bool) -> Non
     """
     host, colon, _ = address.rpartition(":")
     # What is no address is refused by whoever is to bind it.
-    if not colon or address.startswith(("unix:", "unix-abstract:")) or _is_loopback(host.strip("[]")):
+    if not colon or address.startswith(("unix:", "unix-abstract:")) or is_loopback(host.strip("[]")):
         return
     if not allowed:
         raise EndpointError(
@@ -156,7 +156,8 @@ def _has_port(parts: SplitResult) -> bool:
         return False
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Tells whether what is sent to `host`, a name or an address, stays on this machine."""
     if host == "localhost":
         return True
     try:

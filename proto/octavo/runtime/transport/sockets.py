@@ -42,10 +42,13 @@ def bind_router(
     endpoint: str,
     keys: ServerKeys | None = None,
     on_disconnect: Callable[[], None] | None = None,
+    *,
+    is_foreign: bool = False,
 ) -> S:
     """Makes the scheduler's end of a wire; with `keys` only for the peers that they admit. Sending to a peer that has
-    gone raises `zmq.ZMQError` (EHOSTUNREACH), from about when `on_disconnect` is called, on another thread."""
-    socket = _guarded(context, zmq.ROUTER)
+    gone raises `zmq.ZMQError` (EHOSTUNREACH), from about when `on_disconnect` is called, on another thread. One that
+    `is_foreign` is for programs that are not Octavo's."""
+    socket = _guarded(context, zmq.ROUTER, is_foreign=is_foreign)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     with _closed_on_error(socket):
         if keys:
@@ -80,6 +83,15 @@ def connect_dealer(
     return socket
 
 
+def make_publisher(context: "zmq.Context[S]", endpoint: str, *, binds: bool) -> S:
+    """Makes a socket that publishes to programs that are not Octavo's, which it lets connect, or connects to. Sending
+    never waits: what a subscriber does not read in time, it misses."""
+    socket = _guarded(context, zmq.PUB, is_foreign=True)
+    with _closed_on_error(socket):
+        (socket.bind if binds else socket.connect)(endpoint)
+    return socket
+
+
 def _lock(context: "zmq.Context[S]", socket: S, keys: ServerKeys) -> None:
     open_gate(context)
     socket.setsockopt(zmq.CURVE_SERVER, 1)
@@ -104,7 +116,7 @@ def _closed_on_error(socket: "zmq.Socket[Any]") -> Iterator[None]:
         raise
 
 
-def _guarded(context: "zmq.Context[S]", kind: int) -> S:
+def _guarded(context: "zmq.Context[S]", kind: int, *, is_foreign: bool = False) -> S:
     check_library()
     socket = context.socket(kind)
     # Unbounded by default: a nine-byte header that claims 4 GiB would make the receiver reserve them.
@@ -113,6 +125,10 @@ def _guarded(context: "zmq.Context[S]", kind: int) -> S:
     socket.setsockopt(zmq.RCVHWM, _HIGH_WATER_MARK)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
-    socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
+    if is_foreign:
+        # Not all that speak ZMTP answer its heartbeats.
+        socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    else:
+        socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
     return socket

@@ -34,11 +34,13 @@ from octavo.runtime.transport.sockets import bind_router
 from octavo.scheduler.cli.admin_client import default_admin_address
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.scheduler import Scheduler
+from octavo.scheduler.kv.manager import paged_memory
 from octavo.scheduler.server.admin_messages import write_load
 from octavo.scheduler.server.admin_service import start_admin_server
 from octavo.scheduler.server.event_log import EventLogError, LogWriter, Recorder, StepFeed, read_records, recorder
 from octavo.scheduler.server.event_log import replay as replay_log
 from octavo.scheduler.server.health import HealthLoop, HealthServicer
+from octavo.scheduler.server.kv_events import KVEventsConfig, kv_events
 from octavo.scheduler.server.loop import SchedulerShell
 from octavo.scheduler.server.metrics import RequestSpans, SchedulerMetrics
 from octavo.scheduler.server.poller import Wakeup
@@ -118,28 +120,40 @@ class _Records:
 @click.command()
 @options_of(_Places)
 @options_of(SchedulerConfig)
+@options_of(KVEventsConfig)
 @options_of(_Records)
 def scheduler(**parsed: Any) -> None:
     """Run the scheduler: it owns the queues and the block manager, and needs no GPU and no torch."""
     config = config_of(SchedulerConfig, parsed)
     places, records = config_of(_Places, parsed), config_of(_Records, parsed)
+    events = config_of(KVEventsConfig, parsed)
     collect_seldom()
     with tracing.exported(records.otlp_endpoint, "octavo-scheduler"):
-        asyncio.run(_serve(config, places, records))
+        asyncio.run(_serve(config, places, events, records))
 
 
-async def _serve(config: SchedulerConfig, places: _Places, records: _Records) -> None:
+async def _serve(config: SchedulerConfig, places: _Places, events: KVEventsConfig, records: _Records) -> None:
     spans = RequestSpans(time.monotonic)
     metrics = SchedulerMetrics(time.monotonic, spans)
-    core, feed, servicer = Scheduler(config, secrets.randbits(64), metrics), StepFeed(), HealthServicer()
+    feed, servicer = StepFeed(), HealthServicer()
     with ExitStack() as held:
         with _start_errors():
             departure = held.enter_context(closing(Wakeup()))
             frontends, workers = _bind(places, records, held, departure.ring)
+            published = held.enter_context(kv_events(events))
+            core = Scheduler(config, secrets.randbits(64), metrics, partial(paged_memory, census=published.census))
             record = _record(records, feed, core, held)
-            shell = SchedulerShell(core, frontends, workers, record, begin_span=spans.begin, departure=departure)
+            shell = SchedulerShell(
+                core,
+                frontends,
+                workers,
+                record,
+                begin_span=spans.begin,
+                departure=departure,
+                after_turn=published.stream.publish if published.stream else None,
+            )
             if records.metrics_listen:
-                expose("scheduler", metrics)
+                expose("scheduler", *filter(None, (metrics, published.stream)))
                 held.enter_context(serve(records.metrics_listen))
             server = await start_admin_server(shell, feed, places.admin_address, servicer)
         _log.info(
@@ -150,7 +164,8 @@ async def _serve(config: SchedulerConfig, places: _Places, records: _Records) ->
             metrics.publish(write_load(core, shell.dropped_messages))
 
         health_loop = HealthLoop(core, shell.now, servicer, publish if records.metrics_listen else None)
-        await _until_signal(shell.run(), health_loop.follow())
+        replays = [published.replays.run()] if published.replays else []
+        await _until_signal(shell.run(), health_loop.follow(), *replays)
         await server.stop(grace=1.0)
 
 

@@ -35,6 +35,7 @@ class ReplicaTable:
     def remove(self, replica_id: int) -> Replica:
         """Takes a replica out of the books, and returns it."""
         replica = self.replicas.pop(replica_id)
+        replica.kv.close()
         self.stalled.discard(replica)
         self._left[replica.hello.worker_id] = replica_id
         return replica

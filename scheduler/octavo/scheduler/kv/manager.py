@@ -9,13 +9,17 @@ from collections.abc import Set as AbstractSet
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.sequence import CacheUse, Sequence, SequenceGroup
 from octavo.scheduler.kv.blocks import BlockTable, DeviceBlocks, present
+from octavo.scheduler.kv.census import BlockCensus
 from octavo.scheduler.kv.memory import Growth, TokenRun
 from octavo.scheduler.kv.prefix_cache import (
     Begin,
     CachedBlock,
+    CacheWatch,
+    FilledBlock,
     PrefixLookup,
     Tail,
     block_hashes,
+    filled_block,
     first_visible,
     root_hash,
 )
@@ -29,7 +33,7 @@ class KVCacheManager:
     holds the block tables of the sequences with KV on one replica, and the prefix cache over all its blocks.
 
     `windows`: one per KV group, in tokens, 0 for none. `watermark`: the share of all blocks that must be left free when
-    a group starts beside others.
+    a group starts beside others. `watch` is told what the prefix cache holds.
 
     A block enters the prefix cache as soon as a plan fills it, before the step is answered: a replica runs its plans in
     order, and writes a step's KV before it reads any, so a sequence that shares the block finds it filled. If the step
@@ -45,6 +49,7 @@ class KVCacheManager:
         prefix_caching: bool = True,
         windows: Ordered[int] = (0,),
         num_cpu_blocks: int = 0,
+        watch: CacheWatch | None = None,
     ) -> None:
         self.block_size = block_size
         self.num_usable = num_blocks
@@ -55,6 +60,7 @@ class KVCacheManager:
         self._prefix_caching = prefix_caching
         self.blocks = DeviceBlocks(num_blocks, len(self._windows), prefix_caching=prefix_caching)
         self._pool, self._cache = self.blocks.pool, self.blocks.cache
+        self._cache.watch = watch
         self._take, self._release = self.blocks.take, self.blocks.release
         self._tables: dict[Sequence, BlockTable] = {}
         self._lookup = PrefixLookup(self._cache, block_size, self._windows)
@@ -253,7 +259,9 @@ class KVCacheManager:
         """Offers one block; returns whether another block took its place in the sequence's table."""
         blocks = self._tables[sequence].groups[content.kv_group]
         own = blocks[content.depth]
-        if own == NULL_BLOCK or self._cache.insert(content, own, step_id, sequence.placement.sequence_id):
+        if own == NULL_BLOCK or self._cache.insert(
+            content, own, step_id, sequence.placement.sequence_id, self._described(sequence, content)
+        ):
             return False
         older = self._cache.confirmed_block(content.kv_group, content.value)
         # A block that nobody holds is left alone: to take it would need a free block that this step may count on.
@@ -263,6 +271,12 @@ class KVCacheManager:
         blocks[content.depth] = older
         self.blocks.parked[step_id].append(own)
         return True
+
+    def _described(self, sequence: Sequence, content: CachedBlock) -> FilledBlock | None:
+        """Describes a block for the watch; returns None if there is none, or it is not to know."""
+        if self._cache.watch is None:
+            return None
+        return filled_block(sequence, content, self.block_size, self._windows[content.kv_group])
 
     def slide(self, sequence: Sequence, step_id: int) -> None:
         """Gives up blocks that no token after those computed in `step_id` can see.
@@ -309,6 +323,9 @@ class KVCacheManager:
     def step_answered(self, step_id: int, *, valid: bool) -> None:
         self.blocks.step_answered(step_id, valid=valid)
 
+    def close(self) -> None:
+        self._cache.close()
+
     # -- swap -------------------------------------------------------------------------------------------------------
 
     def can_swap_out(self, group: SequenceGroup) -> bool:
@@ -354,7 +371,8 @@ class KVCacheManager:
             for logical, block_id in enumerate(blocks[:num_full]):
                 if block_id != NULL_BLOCK:
                     # Where another block holds the same, this one is to be found, for that one may go.
-                    self._cache.replace(CachedBlock(hashes[logical], group, logical), block_id)
+                    content = CachedBlock(hashes[logical], group, logical)
+                    self._cache.replace(content, block_id, self._described(sequence, content))
         if sequence.num_prompt % size:
             tokens = sequence.known_tokens(num_full * size, sequence.num_prompt)
             parent = hashes[num_full - 1] if num_full else root_hash(sequence.cache_key)
@@ -385,8 +403,11 @@ class KVCacheManager:
                 assert not shared, f"blocks {shared} would be written to by one of several holders"
 
 
-def paged_memory(hello: WorkerHello, config: SchedulerConfig) -> KVCacheManager:
-    """Makes the memory of a replica that joins: blocks as its worker has them, kept as `config` says."""
+def paged_memory(hello: WorkerHello, config: SchedulerConfig, census: BlockCensus | None = None) -> KVCacheManager:
+    """Makes the memory of a replica that joins: blocks as its worker has them, kept as `config` says. Cached ones are
+    counted in the `census`, if there is one."""
+    if census is not None:
+        census.joined(len(hello.kv_groups))
     return KVCacheManager(
         hello.num_blocks,
         hello.block_size,
@@ -394,4 +415,5 @@ def paged_memory(hello: WorkerHello, config: SchedulerConfig) -> KVCacheManager:
         prefix_caching=config.prefix_caching,
         windows=[group.window for group in hello.kv_groups],
         num_cpu_blocks=hello.num_cpu_blocks,
+        watch=census,
     )

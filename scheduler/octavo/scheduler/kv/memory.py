@@ -162,6 +162,9 @@ class KVMemory(Protocol):
     def step_answered(self, step_id: int, *, valid: bool) -> None:
         """Frees what was parked for this step; the content it wrote is relied on only if it is `valid`."""
 
+    def close(self) -> None:
+        """Gives all up: the replica is gone."""
+
     # -- swap -------------------------------------------------------------------------------------------------------
 
     def can_swap_out(self, group: SequenceGroup) -> bool:

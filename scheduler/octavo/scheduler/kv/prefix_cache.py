@@ -13,6 +13,7 @@ from collections.abc import KeysView
 from collections.abc import Sequence as Ordered
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import Protocol
 
 from octavo.scheduler.core.sequence import CacheUse, Sequence
 from octavo.wire.base import NULL_BLOCK, Value
@@ -78,21 +79,55 @@ class CachedBlock(Value, frozen=True):
         return self
 
 
+class FilledBlock(Value, frozen=True):
+    """A cached block as others are told of it: its content, the tokens that it holds, the hash of all before them (None
+    for the first block), the adapter that it was computed with, and its KV group's window in tokens (0: none)."""
+
+    content: CachedBlock
+    parent: bytes | None
+    token_ids: list[int]
+    adapter: str
+    window: int
+
+
+def filled_block(sequence: Sequence, content: CachedBlock, block_size: int, window: int) -> FilledBlock | None:
+    """Describes a full block of a sequence; returns None for one behind a salt, which is nobody else's to know of."""
+    key, depth = sequence.cache_key, content.depth
+    if key.salt and depth >= key.salted_from // block_size:
+        return None
+    parent = block_hashes(sequence, block_size)[depth - 1] if depth else None
+    tokens = sequence.known_tokens(depth * block_size, (depth + 1) * block_size)
+    return FilledBlock(content, parent, tokens, key.adapter, window)
+
+
+class CacheWatch(Protocol):
+    """Is told which content a cache holds for certain, as that changes; what was never `stored` may be `removed`."""
+
+    def stored(self, block: FilledBlock) -> None: ...
+
+    def removed(self, content: CachedBlock) -> None: ...
+
+
 class PrefixCache:
     """Maps content to the block that holds it. A block stays indexed while it is free, until it is taken for something
     else.
 
     An entry made by a step that is still outstanding is provisional: groups planned later may share it, for a replica
-    runs its plans in order; it goes if the step fails, or what the step was to compute there is skipped.
+    runs its plans in order; it goes if the step fails, or what the step was to compute there is skipped. The `watch`,
+    if there is one, is told of an entry that comes with a description once it is not provisional.
     """
 
-    def __init__(self, num_kv_groups: int) -> None:
+    def __init__(self, num_kv_groups: int, watch: CacheWatch | None = None) -> None:
+        self.watch = watch
         self._block_of: list[dict[bytes, int]] = [{} for _ in range(num_kv_groups)]
         self._content_of: dict[int, CachedBlock] = {}
         # Blocks that an outstanding step fills, those steps, and the sequences (by id) that it computes there.
         self._filled_by: dict[int, tuple[int, int]] = {}
+        # Descriptions of these blocks for the watch.
+        self._descriptions: dict[int, FilledBlock] = {}
 
     def __deepcopy__(self, memo: dict[int, object]) -> "PrefixCache":
+        """Copies the cache, but for its watch: nobody is told what becomes of a copy."""
         double = PrefixCache(0)
         double._block_of = [dict(blocks) for blocks in self._block_of]
         double._content_of, double._filled_by = dict(self._content_of), dict(self._filled_by)
@@ -128,7 +163,14 @@ class PrefixCache:
         """Returns the indexed blocks that outstanding steps fill with what they compute of this sequence."""
         return [block_id for block_id, (_, owner) in self._filled_by.items() if owner == sequence_id]
 
-    def insert(self, content: CachedBlock, block_id: int, step_id: int, sequence_id: int) -> bool:
+    def insert(
+        self,
+        content: CachedBlock,
+        block_id: int,
+        step_id: int,
+        sequence_id: int,
+        description: FilledBlock | None = None,
+    ) -> bool:
         """Indexes the block, which will hold this content once `step_id` has computed this sequence. Returns False, and
         changes nothing, where another block holds it already."""
         blocks = self._block_of[content.kv_group]
@@ -137,9 +179,11 @@ class PrefixCache:
         blocks[content.value] = block_id
         self._content_of[block_id] = content
         self._filled_by[block_id] = step_id, sequence_id
+        if description is not None:
+            self._descriptions[block_id] = description
         return True
 
-    def replace(self, content: CachedBlock, block_id: int) -> None:
+    def replace(self, content: CachedBlock, block_id: int, description: FilledBlock | None = None) -> None:
         """Makes the block, which holds this content for certain, the one to be found."""
         former = self._block_of[content.kv_group].get(content.value)
         if former != block_id:
@@ -148,6 +192,7 @@ class PrefixCache:
             self.remove(block_id)
             self._block_of[content.kv_group][content.value] = block_id
             self._content_of[block_id] = content
+            self._tell_stored(description)
 
     def step_answered(self, step_id: int, *, valid: bool) -> None:
         """Confirms the entries of a step, or takes them out."""
@@ -156,6 +201,7 @@ class PrefixCache:
                 self.remove(block_id)
             else:
                 del self._filled_by[block_id]
+                self._tell_stored(self._descriptions.pop(block_id, None))
 
     def withdraw(self, sequence_ids: AbstractSet[int], after_step: int) -> None:
         """Takes out what outstanding steps after `after_step` were to fill with these sequences."""
@@ -168,12 +214,29 @@ class PrefixCache:
         content = self._content_of.pop(block_id, None)
         if content is not None:
             del self._block_of[content.kv_group][content.value]
-            self._filled_by.pop(block_id, None)
+            is_provisional = self._filled_by.pop(block_id, None) is not None
+            if self.watch is not None:
+                self._descriptions.pop(block_id, None)
+                if not is_provisional:
+                    self.watch.removed(content)
+
+    def close(self) -> None:
+        """Tells the watch that all is gone, and nothing more."""
+        watch, self.watch = self.watch, None
+        if watch is not None:
+            for block_id, content in self._content_of.items():
+                if block_id not in self._filled_by:
+                    watch.removed(content)
+
+    def _tell_stored(self, description: FilledBlock | None) -> None:
+        if self.watch is not None and description is not None:
+            self.watch.stored(description)
 
     def check(self) -> None:
         """Asserts that blocks and contents name each other."""
         contents = {(content.kv_group, content.value): block_id for block_id, content in self._content_of.items()}
         assert contents == {(g, value): b for g, blocks in enumerate(self._block_of) for value, b in blocks.items()}
+        assert self._descriptions.keys() <= self._filled_by.keys(), "blocks are described that are not to be filled"
 
 
 # -- lookup -----------------------------------------------------------------------------------------------------------

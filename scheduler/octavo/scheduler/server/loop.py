@@ -129,7 +129,8 @@ class Wire:
 
 
 class SchedulerShell:
-    """Feeds the core what arrives and carries out its effects. `departure` rings when a worker's connection ends."""
+    """Feeds the core what arrives and carries out its effects. `departure` rings when a worker's connection ends;
+    `after_turn` is called at the end of every turn."""
 
     def __init__(
         self,
@@ -140,6 +141,7 @@ class SchedulerShell:
         clock: Callable[[], float] = time.monotonic,
         begin_span: Callable[[Request], Request] = lambda request: request,
         departure: Wakeup | None = None,
+        after_turn: Callable[[], None] | None = None,
     ) -> None:
         self.core = core
         self._record = record
@@ -153,6 +155,7 @@ class SchedulerShell:
         self._complained_at = float("-inf")
         self._departure = departure
         self._looks_at: list[float] = []
+        self._after_turn = after_turn
 
     async def run(self) -> None:
         """Serves until cancelled."""
@@ -191,6 +194,8 @@ class SchedulerShell:
             self._handle(Tick(), now)
         self._record(Scheduled(now))
         self._perform(self.core.schedule(now), now)
+        if self._after_turn is not None:
+            self._after_turn()
 
     def _look_for_departed(self, now: float) -> None:
         """Finds out which workers are gone, by a message that means nothing new to any of them."""

@@ -4,6 +4,7 @@ import json
 import zlib
 from collections import defaultdict, deque
 from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,13 @@ from octavo.scheduler.core.events import (
 )
 from octavo.scheduler.core.scheduler import Scheduler
 from octavo.scheduler.core.sequence import SequenceGroup
+from octavo.scheduler.kv.census import BlockCensus
+from octavo.scheduler.kv.manager import KVCacheManager, paged_memory
 from octavo.scheduler.server.event_log import Began, Handled, Planned, Recorder, Scheduled, write_nothing
 from octavo.testing.fakes.spoilable import SpoilableRunner
 from octavo.testing.oracles.mechanisms import MechanismWatch
 from octavo.testing.oracles.notice_book import NoticeBook
+from octavo.testing.oracles.router_index import RouterIndex
 from octavo.testing.promises import Promises
 from octavo.wire import history
 from octavo.wire.base import SCHEMA_VERSION
@@ -239,7 +243,8 @@ class Cluster:
     ) -> None:
         self.record = record
         self._mechanisms = mechanisms
-        self.core = Scheduler(SchedulerConfig(**config), 99, observer)
+        self.router = RouterIndex()
+        self.begin(SchedulerConfig(**config), 99, observer)
         self.now = 0.0
         self.replicas: dict[int, FakeReplica] = {}
         self.streams: dict[Stream, list[int]] = {}
@@ -255,6 +260,12 @@ class Cluster:
         self._directory = directory
         record(Began(SCHEMA_VERSION, self.core.epoch, self.core.config))
         self.handle(FrontendJoined(FRONTEND))
+
+    def begin(self, config: SchedulerConfig, epoch: int, observer: SchedulerObserver | None = None) -> None:
+        """Runs a core that knows nothing yet, in place of one before."""
+        self.census = BlockCensus()
+        self.core = Scheduler(config, epoch, observer, partial(paged_memory, census=self.census))
+        self.router.cell_restarted()
 
     @property
     def groups(self) -> dict[str, SequenceGroup]:
@@ -395,6 +406,16 @@ class Cluster:
                     self.given_up.append(effect)
         self.core.check()
         self._notice_book.check(self.core, effects)
+        self._tell_router()
+
+    def _tell_router(self) -> None:
+        self.router.follow(self.census.take())
+        replicas = self.core.replicas.values()
+        running = [group for replica in replicas for group in replica.running]
+        self.router.see(sequence for group in (*self.core.groups, *running) for sequence in group.sequences)
+        self.router.check(
+            [replica.kv for replica in self.core.replicas.values() if isinstance(replica.kv, KVCacheManager)]
+        )
 
     def _take(self, message: ToFrontend) -> None:
         self.to_frontend.append(message)
