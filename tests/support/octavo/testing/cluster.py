@@ -34,7 +34,7 @@ from octavo.scheduler.core.events import (
 from octavo.scheduler.core.scheduler import Scheduler
 from octavo.scheduler.core.sequence import SequenceGroup
 from octavo.scheduler.kv.census import BlockCensus
-from octavo.scheduler.kv.manager import KVCacheManager, paged_memory
+from octavo.scheduler.kv.manager import paged_memory
 from octavo.scheduler.server.event_log import Began, Handled, Planned, Recorder, Scheduled, write_nothing
 from octavo.testing.fakes.spoilable import SpoilableRunner
 from octavo.testing.oracles.mechanisms import MechanismWatch
@@ -406,16 +406,7 @@ class Cluster:
                     self.given_up.append(effect)
         self.core.check()
         self._notice_book.check(self.core, effects)
-        self._tell_router()
-
-    def _tell_router(self) -> None:
-        self.router.follow(self.census.take())
-        replicas = self.core.replicas.values()
-        running = [group for replica in replicas for group in replica.running]
-        self.router.see(sequence for group in (*self.core.groups, *running) for sequence in group.sequences)
-        self.router.check(
-            [replica.kv for replica in self.core.replicas.values() if isinstance(replica.kv, KVCacheManager)]
-        )
+        self.router.look(self.core, self.census)
 
     def _take(self, message: ToFrontend) -> None:
         self.to_frontend.append(message)

@@ -77,3 +77,32 @@ class _MapBatch(KVEventBatch):
 def decode(payload: bytes, *, as_map: bool = False) -> KVEventBatch:
     """Decodes a batch of events in one form. Raises `msgspec.ValidationError` on what vLLM would not publish."""
     return msgspec.msgpack.decode(payload, type=_MapBatch if as_map else _ArrayBatch)
+
+
+class Router:
+    """Knows what one engine holds, by its events in either form; it matches prompts by tokens alone."""
+
+    def __init__(self) -> None:
+        # By hash: all tokens up to the block's end.
+        self.prefix_of: dict[int, tuple[int, ...]] = {}
+        self.num_cleared = 0
+
+    def follow(self, batch: KVEventBatch) -> None:
+        for event in batch.events:
+            match type(event).__name__:
+                case "BlockStored":
+                    prefix = () if event.parent_block_hash is None else self.prefix_of[event.parent_block_hash]
+                    for index, value in enumerate(event.block_hashes):
+                        prefix += tuple(event.token_ids[index * event.block_size :][: event.block_size])
+                        self.prefix_of[value] = prefix
+                case "BlockRemoved":
+                    for value in event.block_hashes:
+                        del self.prefix_of[value]
+                case "AllBlocksCleared":
+                    self.num_cleared += 1
+                    self.prefix_of.clear()
+
+    def num_matched(self, token_ids: list[int]) -> int:
+        """Counts the tokens of a prompt that the engine holds."""
+        held = set(self.prefix_of.values())
+        return max((n for n in range(len(token_ids) + 1) if tuple(token_ids[:n]) in held), default=0)

@@ -4,10 +4,12 @@ import hashlib
 from array import array
 from collections.abc import Collection, Iterable
 
+from octavo.scheduler.core.scheduler import Scheduler
 from octavo.scheduler.core.sequence import Sequence
-from octavo.scheduler.kv.census import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from octavo.scheduler.kv.census import AllBlocksCleared, BlockCensus, BlockRemoved, BlockStored, KVEvent
 from octavo.scheduler.kv.manager import KVCacheManager
-from octavo.scheduler.kv.prefix_cache import CachedBlock
+from octavo.scheduler.kv.prefix_cache import CachedBlock, root_hash
+from octavo.wire.requests import CacheKey
 from octavo.wire.steps import MAX_KV_GROUPS
 
 # A KV group and a hash.
@@ -54,8 +56,8 @@ class RouterIndex:
     def _store(self, event: BlockStored) -> None:
         assert event.hashes, "nothing is stored"
         assert len(event.token_ids) == len(event.hashes) * event.block_size, "tokens are missing"
-        # No machine knows an adapter.
-        whole = b"" if event.parent is None else self._hash_of[event.parent]
+        begin = root_hash(CacheKey(adapter=event.adapter))
+        whole = begin if event.parent is None else self._hash_of[event.parent]
         for index, value in enumerate(event.hashes):
             tokens = array("i", event.token_ids[index * event.block_size :][: event.block_size])
             whole = hashlib.sha256(whole + tokens.tobytes()).digest()
@@ -64,9 +66,16 @@ class RouterIndex:
             self.held.add((event.kv_group, value))
             self._hash_of[value] = whole
 
-    def see(self, sequences: Iterable[Sequence]) -> None:
+    def look(self, core: Scheduler, census: BlockCensus) -> None:
+        """Takes in what has changed, and asserts that it is what the core's replicas hold now."""
+        self.follow(census.take())
+        replicas = core.replicas.values()
+        running = [group for replica in replicas for group in replica.running]
+        self.see([sequence for group in (*core.groups, *running) for sequence in group.sequences])
+        self.check([replica.kv for replica in replicas if isinstance(replica.kv, KVCacheManager)])
+
+    def see(self, sequences: list[Sequence]) -> None:
         """Learns of the content of all sequences that there are, and of those that there were before."""
-        sequences = list(sequences)
         for sequence in dict.fromkeys([*self._sequences, *sequences]):
             key = sequence.cache_key
             for block_size, hashes in sequence.block_hashes.items():

@@ -28,6 +28,7 @@ from octavo.scheduler.core.sequence import RequestGroup
 from octavo.scheduler.server.event_log import Began, Handled, Planned, Record
 from octavo.testbed.history import Event, HeldLoad, Left, RequestsHeld
 from octavo.testbed.judge import Judge
+from octavo.testing.oracles.router_index import RouterIndex
 from octavo.testing.simulation.device import INJECTED
 from octavo.testing.simulation.harm import Harm
 from octavo.testing.simulation.network import Network
@@ -54,6 +55,8 @@ class Watch:
     def __init__(self, network: Network, *, is_calm: bool) -> None:
         self.counts = network.counts
         self.harm = Harm(network.clock, network.counts)
+        # Before the cell stands a router.
+        self.router = RouterIndex()
         self._network = network
         # By incarnation.
         self._place_of: dict[int, str] = {}

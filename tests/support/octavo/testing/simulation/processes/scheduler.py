@@ -1,6 +1,7 @@
 """Runs the scheduler's production core and shell, watched at every event."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, cast
 
 from octavo.scheduler.core.config import SchedulerConfig
@@ -8,6 +9,8 @@ from octavo.scheduler.core.events import Effect, Event, PrefixPinned, PrefixUnpi
 from octavo.scheduler.core.scheduler import Scheduler
 from octavo.scheduler.core.sequence import RequestGroup
 from octavo.scheduler.core.step.builder import StepBuilder
+from octavo.scheduler.kv.census import BlockCensus
+from octavo.scheduler.kv.manager import paged_memory
 from octavo.scheduler.server.loop import SchedulerShell
 from octavo.testing.oracles.notice_book import NoticeBook
 from octavo.testing.promises import Promises
@@ -24,7 +27,8 @@ class _WatchedScheduler(Scheduler):
     """Checks its books after every plan, and every event but those that say that nothing has happened."""
 
     def __init__(self, config: SchedulerConfig, epoch: int, watch: Watch) -> None:
-        super().__init__(config, epoch)
+        self.census = BlockCensus()
+        super().__init__(config, epoch, make_memory=partial(paged_memory, census=self.census))
         self._watch = watch
         self._notice_book = NoticeBook()
         self._promises = Promises()
@@ -62,6 +66,7 @@ class SchedulerProcess(Process):
         self.core = _WatchedScheduler(config, epoch, watch)
         self._network = network
         self._watch = watch
+        watch.router.cell_restarted()
         network.routers = {wire: Router(self, network.random) for wire in ("frontends", "workers")}
         sockets = cast("dict[str, Any]", network.routers)
         self._workers = network.routers["workers"]
@@ -72,6 +77,7 @@ class SchedulerProcess(Process):
             watch.record,
             lambda: self.clock.now,
             departure=sockets["workers"],
+            after_turn=lambda: watch.router.look(self.core, self.core.census),
         )
         self.wake()
 
