@@ -11,7 +11,7 @@ import zmq
 from octavo.testbed.stack import Stack, token_request
 from octavo.testing import vllm_kv_events as vllm
 
-from .conftest import StartStack
+from ..conftest import StartStack
 
 pytestmark = pytest.mark.system
 
