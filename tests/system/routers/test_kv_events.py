@@ -148,12 +148,16 @@ def test_a_scheduler_that_starts_anew_takes_back_what_was_told(
     stack.start("scheduler")
     stack.wait_for(lambda: len(stack.load().workers) == 1)
     # What is published before the subscriber is back it learns with the next batch that it gets.
-    firsts = iter(range(200))
-    stack.wait_for(
-        lambda: bool(stack.generate(token_request([next(firsts), *OTHER], 1))) and subscriber.look().num_cleared == 2
-    )
+    prompts = [[first, *OTHER] for first in range(100, 200)]
+
+    def is_back() -> bool:
+        stack.generate(token_request(prompts.pop(), 1))
+        return subscriber.look().num_cleared == 2
+
+    stack.wait_for(is_back)
     assert subscriber.router.num_matched(PROMPT) == 0
-    assert subscriber.router.num_matched([0, *OTHER]) == 40
+    last = [prompts[-1][0] + 1, *OTHER]
+    stack.wait_for(lambda: subscriber.look().num_matched(last) == 40)
 
 
 @pytest.mark.parametrize(
