@@ -5,7 +5,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from octavo.testing.pythons import supported
 from octavo.testing.wheels import TrialError, complete, environment, run, serving, wheel_for_this_machine

@@ -297,8 +297,8 @@ class TestWaiting:
         short: tuple[int, int],
         whole: tuple[int, int],
     ) -> None:
-        """A watermark, or a block to spare, would keep it out for ever. In the second case it needs all 20 blocks as soon
-        as it is back."""
+        """A watermark, or a block to spare, would keep it out for ever. In the second case it needs all 20 blocks as
+        soon as it is back."""
         cluster = make_cluster(preemption=Preemption.SWAP, watermark=watermark)
         cluster.join(num_blocks=20, block_size=block_size, num_cpu_blocks=20)
         requests = make_request("short", *short), make_request("whole", *whole)
