@@ -230,7 +230,7 @@ class Cluster:
     """Runs one core, any replicas, one frontend. Checks every invariant after every event.
 
     `streams` holds the tokens of each request's sequences, by request id and sequence index; `tokens` those of each
-    request's first; `notices` what each was told besides.
+    request's first; `notices` what each was told besides. A router follows what is cached, if `is_routed`.
     """
 
     def __init__(
@@ -239,11 +239,12 @@ class Cluster:
         record: Recorder = write_nothing,
         observer: SchedulerObserver | None = None,
         mechanisms: MechanismWatch | None = None,
+        is_routed: bool = True,
         **config: Any,
     ) -> None:
         self.record = record
         self._mechanisms = mechanisms
-        self.router = RouterIndex()
+        self.router = RouterIndex() if is_routed else None
         self.begin(SchedulerConfig(**config), 99, observer)
         self.now = 0.0
         self.replicas: dict[int, FakeReplica] = {}
@@ -263,9 +264,10 @@ class Cluster:
 
     def begin(self, config: SchedulerConfig, epoch: int, observer: SchedulerObserver | None = None) -> None:
         """Runs a core that knows nothing yet, in place of one before."""
-        self.census = BlockCensus()
+        self.census = BlockCensus() if self.router else None
         self.core = Scheduler(config, epoch, observer, partial(paged_memory, census=self.census))
-        self.router.cell_restarted()
+        if self.router:
+            self.router.cell_restarted()
 
     @property
     def groups(self) -> dict[str, SequenceGroup]:
@@ -406,7 +408,8 @@ class Cluster:
                     self.given_up.append(effect)
         self.core.check()
         self._notice_book.check(self.core, effects)
-        self.router.look(self.core, self.census)
+        if self.router and self.census:
+            self.router.look(self.core, self.census)
 
     def _take(self, message: ToFrontend) -> None:
         self.to_frontend.append(message)
