@@ -102,7 +102,12 @@ class Node(Stack):
             # The fake device has no memory that could have a size.
             del given["OCTAVO_KV_CACHE_MEMORY"], given["OCTAVO_SWAP_MEMORY"]
         values = {key: self.here(value, component) for key, value in given.items()} | here
-        return values | {"OCTAVO_FAKE_STEP_MS": "20"}
+        # Pods that start slowly, as on a busy machine, are waited for.
+        return values | {
+            "OCTAVO_FAKE_STEP_MS": "20",
+            "OCTAVO_SCHEDULER_GRACE": "300",
+            "OCTAVO_WORKER_GRACE": "300",
+        }
 
     def secret(self, component: str) -> Path:
         """Mounts the pod's keys as a kubelet does: every file a link into a folder that a link names."""
@@ -123,7 +128,7 @@ class Node(Stack):
         with grpc.insecure_channel(self.here(f"0.0.0.0:{asked['port']}", component)) as channel:
             request = health_pb2.HealthCheckRequest(service=asked.get("service", ""))
             try:
-                answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=20)
+                answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=60)
             except grpc.RpcError:
                 return False
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
@@ -189,13 +194,15 @@ def test_a_frontend_that_is_ended_refuses_what_is_new_and_finishes_its_streams(n
     for component in ("scheduler", "worker", "frontend"):
         node.start_pod(component)
     node.wait_for(lambda: node.probe("frontend", "readinessProbe"))
-    stream = node.stream(token_request(_PROMPT, 100))
-    first = next(stream)
+    # The longest keeps the frontend from ending before it was asked.
+    stream, longest = (node.stream(token_request(_PROMPT, count)) for count in (100, 1500))
+    first, _ = next(stream), next(longest)
     node.processes["frontend"].send_signal(signal.SIGTERM)
     node.wait_for(lambda: not node.probe("frontend", "readinessProbe"))
     assert node.probe("frontend", "livenessProbe"), "it would be killed for draining"
     with pytest.raises(grpc.RpcError, match=r"DRAINING|UNAVAILABLE"):
-        list(node.stream(token_request(_PROMPT, 1), timeout=20))
+        list(node.stream(token_request(_PROMPT, 1), timeout=60))
+    longest.cancel()
     assert collect([first, *stream]).token_ids == tokens(node, 100)
     assert node.processes["frontend"].wait(60) == 0
 
