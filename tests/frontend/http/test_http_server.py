@@ -288,12 +288,14 @@ async def test_a_stop_closes_idle_connections_and_waits_for_answers(
     slow = Slow(config)
     reader, writer = await slow.asked()
     idle, idle_writer = await asyncio.open_connection("127.0.0.1", slow.server.port)
+    while len(slow.server.connections) < 2:
+        await asyncio.sleep(0)
     stopping = asyncio.create_task(slow.server.stop())
     assert await asyncio.wait_for(idle.read(), 60) == b""
     assert not stopping.done()
     slow.may_answer.set()
     assert (await response_of(reader))[2] == b"there"
-    await asyncio.wait_for(stopping, 30)
+    await asyncio.wait_for(stopping, 60)
     assert not slow.server.connections
     assert not slow.cut_off
     for each in (writer, idle_writer):
