@@ -128,7 +128,7 @@ class Pending:
     incarnation: int
 
 
-class Cell:
+class SimulatedCell:
     """Runs the scheduler's core in virtual time, in the place of its shell. `take` gets the messages for clients."""
 
     def __init__(
@@ -256,7 +256,7 @@ class Timeline:
     """Holds a cell and what is still to happen to it. The cell is sampled each `sample_every_s` (0: never), where
     `probe` sees its core too."""
 
-    def __init__(self, cell: Cell, sample_every_s: float, probe: Probe | None) -> None:
+    def __init__(self, cell: SimulatedCell, sample_every_s: float, probe: Probe | None) -> None:
         self.cell = cell
         self.steps = 0
         # When a request came or a step ended last.

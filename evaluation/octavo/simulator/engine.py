@@ -15,7 +15,7 @@ from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.step.policies import StepPolicy
 from octavo.scheduler.kv.manager import paged_memory
 from octavo.scheduler.kv.memory import MakeMemory
-from octavo.simulator.cell import Cell, Clients, Probe, Sample, SimulationError, Timeline, ask
+from octavo.simulator.cell import Clients, Probe, Sample, SimulatedCell, SimulationError, Timeline, ask
 from octavo.simulator.device import ReplicaSpec
 from octavo.wire.requests import Prefix, Request
 from octavo.workload.job import Job, prompt_token_ids
@@ -89,7 +89,7 @@ class Shard:
         self._clients: dict[int, Clients] = {}
         for number in numbers:
             clients = self._clients[number] = Clients()
-            cell = Cell(
+            cell = SimulatedCell(
                 cluster.config,
                 cluster.replicas[number :: cluster.cells],
                 clients.take,
@@ -103,7 +103,7 @@ class Shard:
             self._timelines[number] = Timeline(cell, sample_every_s, probe)
 
     @property
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[SimulatedCell]:
         return [timeline.cell for timeline in self._timelines.values()]
 
     def standings(self) -> list[Standing]:
@@ -275,7 +275,7 @@ class Simulation:
         self._here = Shard(cluster, numbers, seed=seed, sample_every_s=sample_every_s, probe=probe)
 
     @property
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[SimulatedCell]:
         """Returns the cells that this process simulates itself."""
         return self._here.cells
 
