@@ -40,10 +40,11 @@ def test_the_api_takes_every_object(name: str, version: str) -> None:
         validate(each, version)
 
 
-def test_the_api_takes_the_examples_and_what_the_components_change() -> None:
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_api_takes_the_examples_and_what_the_components_change(version: str) -> None:
     examples = [each for path in EXAMPLES.glob("*.yaml") for each in documents(path) if "externalRules" not in each]
     for each in [*WHOLE, *WITH_KEDA, *examples]:
-        validate(each)
+        validate(each, version)
 
 
 def test_every_component_is_in_what_is_tested() -> None:
@@ -108,10 +109,11 @@ def selectors(each: Object) -> list[Object]:
 
 
 def test_every_workload_selects_its_own_pods_and_no_others() -> None:
-    workloads = [*of_kind(WHOLE, "Deployment"), *of_kind(WHOLE, "StatefulSet")]
-    for each in workloads:
-        chosen = [other for other in workloads if selects(each["spec"]["selector"], templates([other])[0].labels)]
-        assert chosen == [each]
+    """Autoscalers count the pods that a Deployment's selector finds, those of ranks beside it too."""
+    others = templates([*WHOLE, RANKS])
+    for each in [*of_kind(WHOLE, "Deployment"), *of_kind(WHOLE, "StatefulSet")]:
+        (own,) = templates([each])
+        assert [pod for pod in others if selects(each["spec"]["selector"], pod.labels)] == [own]
 
 
 def test_what_is_scaled_is_there_and_has_no_number_of_its_own() -> None:
