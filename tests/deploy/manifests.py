@@ -77,7 +77,7 @@ def find(objects: list[Object], kind: str, name: str) -> Object:
 
 
 BUILT: Final = {name: render(name) for name in ("base", "overlays/cpu-bundled", "overlays/gpu")}
-ALL_COMPONENTS: Final = ("api-keys", "autoscaling", "gateway", "monitoring", "priorities")
+ALL_COMPONENTS: Final = ("api-keys", "autoscaling", "gateway", "kv-events", "monitoring", "priorities")
 # Every part at once, and beside it a worker of several hosts.
 RANKS, RANKS_POLICY = documents(EXAMPLES / "leader-worker-set.yaml")
 WHOLE: Final = [*render("overlays/gpu", *ALL_COMPONENTS), RANKS_POLICY]

@@ -118,7 +118,7 @@ def test_ranks_on_gpus_are_told_their_memory_and_alike() -> None:
 def bound(container: Object) -> set[int]:
     """Ports that the process listens on, beyond its pod's loopback."""
     given = [*own_settings(container).values(), *arguments(container)]
-    ports = {int(match[1]) for value in given if (match := re.fullmatch(r"(?:tcp://)?0\.0\.0\.0:(\d+)", value))}
+    ports = {int(match[1]) for value in given if (match := re.fullmatch(r"(?:tcp://)?(?:0\.0\.0\.0|\*):(\d+)", value))}
     return ports | {int(match[1]) for value in given if (match := re.match(r"--tp-rendezvous=\S+:(\d+)$", value))}
 
 

@@ -1,6 +1,7 @@
 """The pods of deploy/kubernetes as their kubelets treat them: real processes with a manifest's command and variables,
 asked by its probes, told to end as it says, and the commands that docs/kubernetes.md runs in them."""
 
+import itertools
 import re
 import shlex
 import shutil
@@ -14,19 +15,23 @@ from time import monotonic
 from typing import Final
 
 import grpc
+import httpx
 import pytest
+import zmq
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tests.deploy.manifests import BUILT, PROBES, ROOT, Pod, arguments, own_settings, pods, shared_settings
+from tests.deploy.manifests import PROBES, ROOT, Pod, arguments, of_kind, own_settings, pods, render, shared_settings
 
+from octavo.frontend.stream.metrics import LOAD_METRICS
 from octavo.testbed.stack import Stack, collect, free_address, token_request
 from octavo.wire.sampling import SamplingParams
 from octavo.worker.fake.runner import FakeVocabulary, expected_tokens
 
 pytestmark = pytest.mark.system
 
-_OBJECTS: Final = BUILT["overlays/cpu-bundled"]
+_OBJECTS: Final = render("overlays/cpu-bundled", "gateway", "kv-events")
+(_POOL,) = of_kind(_OBJECTS, "InferencePool")
 _PODS: Final = {pod.component: pod for pod in pods(_OBJECTS)}
-_ADDRESS: Final = re.compile(r"\b(0\.0\.0\.0|127\.0\.0\.1|octavo-(\w+)):(\d+)")
+_ADDRESS: Final = re.compile(r"(?<![\w.])(0\.0\.0\.0|127\.0\.0\.1|\*|octavo-(\w+)):(\d+)")
 _OWN_MOUNTS: Final = ("unshare", "--user", "--map-root-user", "--mount")
 _PROMPT: Final = list(range(20))
 # What docs/kubernetes.md runs in pods.
@@ -229,6 +234,29 @@ def test_streams_outlive_the_end_of_a_worker_and_of_the_scheduler(node: Node) ->
     node.start_pod("scheduler")
     node.wait_for(lambda: node.probe("scheduler", "readinessProbe"))
     assert collect([first, *stream]).token_ids == tokens(node, 400)
+
+
+def test_a_router_hears_what_the_scheduler_holds_and_a_picker_how_much(node: Node) -> None:
+    for component in ("scheduler", "worker", "frontend"):
+        node.start_pod(component)
+    with zmq.Context() as context, context.socket(zmq.SUB) as router:
+        topic = node.variables("scheduler", "scheduler")["OCTAVO_KV_EVENTS_TOPIC"]
+        router.subscribe(topic)
+        router.connect(f"tcp://{node.here('*:5557', 'scheduler')}")
+        node.wait_for(lambda: node.probe("frontend", "readinessProbe"))
+        numbers = itertools.count()
+
+        def heard() -> bool:
+            # Blocks that are new each time, for the first may be told before the router has joined.
+            node.generate(token_request([next(numbers) % 250] * 40, 2))
+            return bool(router.poll(200))
+
+        node.wait_for(heard)
+        told, _, _ = router.recv_multipart()
+    assert told.decode() == topic
+    port = _POOL["spec"]["targetPorts"][0]["number"]
+    text = httpx.get(f"http://{node.here(f'0.0.0.0:{port}', 'frontend')}/metrics", timeout=60, trust_env=False).text
+    assert set(re.findall(r"^(vllm:\w+)(?=\{)", text, re.MULTILINE)) >= LOAD_METRICS
 
 
 def own_mounts() -> bool:
