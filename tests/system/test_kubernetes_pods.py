@@ -48,6 +48,8 @@ class Node(Stack):
     ports: dict[tuple[str, int], str] = field(default_factory=dict)
     # Where the scheduler's pod is now, if others are to find it by its name.
     scheduler_host: str = ""
+    # Slow enough for pods to end in the middle of a stream.
+    step_ms: str = "20"
 
     def on(self, name: str) -> Sequence[str]:
         """Gives processes a file of hosts of their own that knows the scheduler's name, if it has one."""
@@ -109,7 +111,7 @@ class Node(Stack):
         values = {key: self.here(value, component) for key, value in given.items()} | here
         # Pods that start slowly, as on a busy machine, are waited for.
         return values | {
-            "OCTAVO_FAKE_STEP_MS": "20",
+            "OCTAVO_FAKE_STEP_MS": self.step_ms,
             "OCTAVO_SCHEDULER_GRACE": "300",
             "OCTAVO_WORKER_GRACE": "300",
         }
@@ -169,6 +171,7 @@ def node(byte_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def test_probes_tell_how_far_a_pod_has_come_and_the_pages_commands_work_in_them(node: Node) -> None:
+    node.step_ms = "0"
     node.start_pod("frontend")
     node.wait_for(lambda: node.probe("frontend", "startupProbe"))
     assert node.probes("frontend") == [True, False, True]
