@@ -128,37 +128,6 @@ upgrade: $(READY)  ## Upgrade real processes under load from the wheel of commit
 	@for each in old new; do $(PIP) install --quiet --no-deps --target build/$$each/site build/$$each/*.whl || exit 1; done
 	@OMP_NUM_THREADS=1 PYTHONPATH=build/new/site $(BIN)/python -m octavo.chaos upgrade --old build/old/site $(ARGS)
 
-mutants: $(READY)
-	@tests/group.sh $@ $(BIN)/python -m tests.mutants --processes 1
-
-test-machines: $(READY)  ## Run the tests of what computes as on other people's CPUs (an hour); ARGS: --only NAME=VALUE ...
-	@PYTHONPATH=tests/support $(BIN)/python -m octavo.testing.machines $(ARGS)
-
-test-pythons: $(READY)  ## Run the suite on every supported Python that is here, each in an environment of its own (2 to 7 GB each); ARGS are pytest's
-	@PYTHONPATH=tests/support $(BIN)/python -m octavo.testing.pythons $(ARGS)
-
-test-long: $(READY)  ## Search the scheduler's states for a quarter of an hour, then failures for many (CAMPAIGNS), then try all Pythons
-	@OCTAVO_TEST_LONG=20 $(BIN)/python -m pytest -rP --timeout=3600 tests/scheduler/machines/test_*_machine.py \
-	  tests/scheduler/machines/test_small_scope.py tests/scheduler/machines/test_pairs_of_mechanisms.py tests/scheduler/machines/test_planted_defects.py \
-	  tests/engine/test_beam_search_like_transformers.py tests/simulation/test_mutants.py \
-	  tests/evaluation/bench/gpu/test_gpu_first_hour.py
-	@$(BIN)/python -m octavo.kernels.triton.ahead --capabilities 80 86 89 90 120
-	@$(MAKE) --no-print-directory test-machines ARGS=
-	@for each in $(CAMPAIGNS); do $(MAKE) --no-print-directory chaos \
-	  ARGS="$${each%:*} --count $${each#*:} --json docs/reliability.json" || exit 1; done
-	@for each in cuts noise; do \
-	  $(BIN)/python -m octavo.chaos.network $$each --json docs/reliability.json || exit 1; done
-	@$(MAKE) --no-print-directory test-pythons ARGS=
-
-chaos: $(READY)  ## Kill, stop and leave real processes under load; ARGS: CAMPAIGN --count N --json FILE
-	@OMP_NUM_THREADS=1 $(BIN)/python -m octavo.chaos $(ARGS)
-
-upgrade: $(READY)  ## Upgrade real processes from the version of commit OLD (the last one with another message schema), and roll back
-	@rm -rf build/old && mkdir -p build/old/source
-	@git archive $(OLD) | tar -x -C build/old/source
-	@$(PIP) install --quiet --no-deps --target build/old/site build/old/source
-	@OMP_NUM_THREADS=1 $(BIN)/python -m octavo.chaos upgrade --old build/old/site $(ARGS)
-
 mutants: $(READY)  ## Plant small bugs one at a time and see that tests find them; ARGS: --list, --only NAME ...
 	@$(BIN)/python -m tests.mutants $(ARGS)
 

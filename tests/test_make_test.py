@@ -1,6 +1,7 @@
 """`make test` and `make test-deep` run all of their groups whatever one says, and tell which failed."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -182,3 +183,11 @@ def test_one_deep_group_fails_and_all_others_run(clone: Path, group: str, argume
     assert list(table) == DEEP_GROUPS, printed
     assert table[group] == line
     assert all(verdict.startswith("passed ") for name, verdict in table.items() if name != group), table
+
+
+def test_every_target_is_defined_once() -> None:
+    """Of two recipes of one target make takes the last, with no more than a warning."""
+    rules = [line for line in (ROOT / "Makefile").read_text().splitlines() if re.match(r"[a-z$(][^=\t]*:(?!=)", line)]
+    targets = [target for line in rules if not line.startswith(".PHONY") for target in line.partition(":")[0].split()]
+    assert {"test", "upgrade", "dist"} <= set(targets)
+    assert sorted(set(targets)) == sorted(targets)
