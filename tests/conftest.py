@@ -86,6 +86,6 @@ def pytest_collection_finish() -> None:
         fork_stacks(_PATCH)
     # It takes seconds to import.
     if os.environ.get("TRITON_INTERPRET") == "1" and "octavo.kernels.triton" in sys.modules:
-        from octavo.testing.interpreter import patch_language_once
+        from octavo.testing.interpreter import spare_repetition
 
-        patch_language_once(_PATCH)
+        spare_repetition(_PATCH)
