@@ -1,5 +1,7 @@
 """Implements `octavo dynamo-worker`: reads the flags, and stands for one cell in a cluster of Dynamo."""
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +46,11 @@ def dynamo_worker(connection: Connection, dynamo_options: tuple[str, ...], **par
     model = model_for_dynamo(parsed["model"])
     config = config_of(DynamoWorkerConfig, parsed, model=model, server=parsed["server"], connection=connection)
     try:
-        uvloop.run(serve(config, list(dynamo_options)))
+        joins_again = uvloop.run(serve(config, list(dynamo_options)))
     except (OctavoError, ValueError) as error:
         raise click.ClickException(f"cannot join the cluster: {error}") from error
+    if joins_again:
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def model_for_dynamo(name: str) -> str:

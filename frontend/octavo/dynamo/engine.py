@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import logging
 import os
+import signal
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Self
 
@@ -26,9 +27,15 @@ _log = logging.getLogger(__name__)
 
 
 class OctavoEngine(LLMEngine):  # type: ignore[misc]
-    """Answers Dynamo's requests from one cell, whose `models` are one model by all its names."""
+    """Answers Dynamo's requests from one cell, whose `models` are one model by all its names.
+
+    A worker whose cell takes no more requests leaves the cluster, and `joins_again` as another, so that nothing stays
+    of what the cluster knew of its cache: Dynamo's subscription to KV events would be away for seconds, and miss some.
+    """
 
     def __init__(self, config: DynamoWorkerConfig, cell: Cell, models: Sequence[Model]) -> None:
+        self._is_lost = False
+        self._num_signals = 0
         self._config = config
         self._cell = cell
         self._models = models
@@ -51,8 +58,9 @@ class OctavoEngine(LLMEngine):  # type: ignore[misc]
         return cls(config, cell, models), WorkerConfig.from_runtime_config(runtime, **settings)
 
     async def start(self, worker_id: int) -> EngineConfig:
-        """Tells what the cell serves."""
+        """Tells what the cell serves, and begins to watch it."""
         model, *others = self._models
+        self._watch = asyncio.create_task(self._leave_with_the_cell())
         return EngineConfig(
             model=self._config.model,
             served_model_name=model.id,
@@ -63,10 +71,6 @@ class OctavoEngine(LLMEngine):  # type: ignore[misc]
                 total_kv_blocks=model.kv_blocks or None,
             ),
         )
-
-    async def on_endpoint_ready(self, endpoint: Any) -> None:
-        """Begins to watch the cell."""
-        self._watch = asyncio.create_task(self._follow_the_cell(endpoint))
 
     async def generate(self, request: Mapping[str, Any], context: Any) -> AsyncGenerator[Chunk]:
         """Yields the chunks of an answer. Raises exceptions of Dynamo."""
@@ -98,28 +102,35 @@ class OctavoEngine(LLMEngine):  # type: ignore[misc]
         payload: dict[str, Any] = build_health_check_payload(0)
         return payload
 
-    async def _follow_the_cell(self, endpoint: Any) -> None:
-        """Takes the worker out of the cluster while the cell takes no requests. What runs in the cell goes on."""
-        while True:
-            _log.warning("leaving the cluster: %s", await self._cell.left())
-            await endpoint.unregister_endpoint_instance()
-            models = await self._cell.ready()
-            if [_registered(model) for model in models] != [_registered(model) for model in self._models]:
-                _log.error("staying away: the cell serves another model or block size now; start the worker anew")
-                return
-            await endpoint.register_endpoint_instance()
-            _log.info("back in the cluster")
+    def signalled(self) -> None:
+        """Books a signal that ends the process, this one's own or another's."""
+        self._num_signals += 1
+
+    @property
+    def joins_again(self) -> bool:
+        """Tells whether the cell was lost, and nobody else has wanted the process to end."""
+        return self._is_lost and self._num_signals == 1
+
+    async def _leave_with_the_cell(self) -> None:
+        why = await self._cell.left()
+        if self._num_signals:
+            return
+        _log.warning("leaving the cluster: %s", why)
+        self._is_lost = True
+        # Dynamo's runtime ends a worker on a signal alone.
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _registered(model: Model) -> tuple[str, int, int]:
-    """Returns what the cluster was told of a model and cannot be told again."""
-    return model.id, model.max_model_len, model.block_size
-
-
-async def serve(config: DynamoWorkerConfig, argv: list[str]) -> None:
-    """Is a worker of the cluster until SIGTERM. Raises what `OctavoEngine.from_args` does."""
+async def serve(config: DynamoWorkerConfig, argv: list[str]) -> bool:
+    """Is a worker of the cluster until a signal, or until the cell takes no more requests; returns whether to join it
+    again. Raises what `OctavoEngine.from_args` does."""
     os.environ.setdefault("DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT", str(config.shutdown_timeout_s))
-    await Worker(*await OctavoEngine.from_args(argv, config)).run()
+    engine, worker = await OctavoEngine.from_args(argv, config)
+    # Dynamo's runtime puts handlers of its own before these, and calls them.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, engine.signalled)
+    await Worker(engine, worker).run()
+    return engine.joins_again
 
 
 def _runtime_config(argv: list[str] | None) -> DynamoRuntimeConfig:
