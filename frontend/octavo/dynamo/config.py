@@ -32,9 +32,9 @@ class DynamoWorkerConfig:
         str,
         Option(
             "--model",
-            "The model that the cell serves, as its frontend was given it. Dynamo's frontend reads tokenizer and chat"
-            " template from this directory, so it must be at the same path there; or name a model of the Hugging Face"
-            " hub as org/name.",
+            "The model that the cell serves, as its frontend was given it: Dynamo's frontend tokenizes by its files. It"
+            " reads the directory at the same path on its own machine, or gets the files from this worker if"
+            " DYN_SYSTEM_PORT is set; a model of the Hugging Face hub, org/name, it fetches itself.",
             Parsed(str, "TEXT"),
         ),
     ] = BUNDLED_MODEL
