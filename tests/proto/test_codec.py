@@ -19,6 +19,7 @@ from octavo.wire.requests import (
     MAX_PREFIXES,
     MAX_PRIORITY,
     Abort,
+    BlockUse,
     CacheKey,
     Delta,
     Deltas,
@@ -35,6 +36,7 @@ from octavo.wire.requests import (
     PinPrefixes,
     PinRefused,
     Prefix,
+    PrefixCacheReset,
     PrefixesChanged,
     Refused,
     Rejected,
@@ -42,6 +44,8 @@ from octavo.wire.requests import (
     Renew,
     Renewed,
     Request,
+    ResetPrefixCache,
+    ServiceLoad,
     ServiceStatus,
     StatusChanged,
     Submit,
@@ -112,7 +116,7 @@ SAMPLING = SamplingParams(
 )
 BEAM_SEARCH = SamplingParams(beam=BeamSearch(4, 1.2, EarlyStopping.NEVER), num_sequences=2, max_tokens=8)
 MODEL = ModelInfo("model", "fingerprint", "float32", 1000, 2048)
-STATUS = ServiceStatus(1, MODEL, 4096, 16)
+STATUS = ServiceStatus(1, MODEL, 4096, 16, load=ServiceLoad(3, 2, [BlockUse(16, 256, 31)]))
 GENERATED = [GeneratedSequence([4], finished=False), GeneratedSequence([4, 5], finished=True)]
 REQUEST = Request(
     request_id="r",
@@ -182,6 +186,8 @@ DIRECTIONS: dict[str, tuple[Any, list[Any]]] = {
             Abort(EPOCH, ["r"]),
             EndSequence(EPOCH, "r", 2, MAX_PARALLEL - 1),
             PinPrefixes(EPOCH, PREFIXES),
+            ResetPrefixCache(EPOCH, 1, None),
+            ResetPrefixCache(EPOCH, 2, "salt"),
         ],
     ),
     "to frontend": (
@@ -191,6 +197,7 @@ DIRECTIONS: dict[str, tuple[Any, list[Any]]] = {
             StatusChanged(EPOCH, ServiceStatus(0, None, 0, 1)),
             PrefixesChanged(EPOCH, PREFIXES),
             PinRefused(EPOCH, "system", "no room"),
+            PrefixCacheReset(EPOCH, 2, 12, 3, 1),
             Renewed(EPOCH, [Lease("r", 1)], STATUS),
             Deltas(EPOCH, [DELTA]),
             Notices(EPOCH, [Notice("r", 1, NoticeKind.QUEUED, 3), Notice("s", 2, NoticeKind.RESUMED, 0)]),

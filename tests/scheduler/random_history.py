@@ -12,6 +12,7 @@ from typing import Any
 from octavo.scheduler.core.admission import has_capacity
 from octavo.scheduler.core.config import Policy, Preemption
 from octavo.scheduler.core.events import (
+    CacheReset,
     Event,
     LossCause,
     PrefixesNamed,
@@ -41,6 +42,7 @@ _MOST_HALVINGS = 5
 _LULL = 20
 _MAX_REPLICAS = 3
 _PREFIXES = ["north", "south"]
+_SALT = "s"
 _MISFITS = {RejectReason.TOO_MANY_SEQUENCES, RejectReason.NEVER_FITS_KV}
 # Who is preempted is swapped out, as long as there is room; what is computed again takes many steps.
 _TIGHT = {"preemption": Preemption.SWAP, "max_num_batched_tokens": 5, "max_num_seqs": 8, "watermark": 0.0}
@@ -85,6 +87,7 @@ class RandomHistory:
                 (self._end_sequence, 0.5, [0, 1]),
                 (self._pin, 0.5, [0, 1, 2]),
                 (self._unpin, 0.2, [0, 1]),
+                (self._reset_cache, 0.4, [0, 1, 2]),
                 (self._operate, 1, [0, 0, 1, 2]),
                 (self._join, 0.5 * deadly, [2] if deadly > 1 else [0, 1, 2]),
                 (self._leave, 0.3, [0, 0, 1]),
@@ -244,6 +247,7 @@ class RandomHistory:
             shared=min(prompt, random.choice([0, 3, 6, 9, 12, 12])),
             priority=random.choice([-1, 0, 0, 1]),
             tenant=random.choice(["", "", "heavy"]),
+            salt=random.choice(["", "", "", _SALT]),
             **decoding,
         )
 
@@ -302,6 +306,9 @@ class RandomHistory:
     def _unpin(self) -> None:
         if prefixes := self._cluster.core.prefixes.all:
             self._cluster.handle(PrefixUnpinned(self._random.choice(prefixes).name))
+
+    def _reset_cache(self) -> None:
+        self._cluster.handle(CacheReset(self._random.choice([None, None, _SALT])))
 
     # -- replicas ---------------------------------------------------------------------------------------------------
 

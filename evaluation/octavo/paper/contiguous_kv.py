@@ -279,6 +279,12 @@ class ContiguousKV:
     def holds_distrusted(self, sequence: Sequence) -> bool:
         return False
 
+    def cached_behind(self, salt: str | None) -> list[int]:
+        return []
+
+    def forget_cached(self, salt: str | None) -> None:
+        """Does nothing: nothing is cached."""
+
     def free(self, sequence: Sequence, outstanding_step_id: int | None = None) -> None:
         """Returns the sequence's chunk to its group; with the last of them all chunks go."""
         holding = self._held.pop(sequence)

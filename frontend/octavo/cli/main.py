@@ -28,6 +28,7 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "readmit": ("octavo.scheduler.cli.operate:readmit", "Give a worker requests again."),
     "quarantine": ("octavo.scheduler.cli.operate:quarantine", "List and clear what is refused after deaths."),
     "prefix": ("octavo.scheduler.cli.operate:prefix", "Pin, list and unpin prefixes that stay computed."),
+    "cache": ("octavo.scheduler.cli.operate:cache", "Reset what prefix caching keeps."),
     "worker": ("octavo.worker.cli.worker:worker", "Run one worker: weights, KV blocks, the model."),
     "calibrate": ("octavo.worker.cli.calibrate:calibrate", "Measure how long a worker's steps take, for simulations."),
     "simulate": ("octavo.simulator.cli:simulate", "Tell how a load would run on workers that are not there."),

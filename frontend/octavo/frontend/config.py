@@ -207,6 +207,14 @@ class FrontendConfig:
             default=None,
         ),
     ] = ""
+    enable_cache_reset: Annotated[
+        bool,
+        Option(
+            "--enable-cache-reset",
+            "Over HTTP, take POST /reset_prefix_cache: of anybody, or with API keys of trusted tenants. Default: it is"
+            " not there.",
+        ),
+    ] = False
     open_json_schemas: Annotated[
         bool,
         Option(

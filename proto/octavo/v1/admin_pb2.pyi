@@ -438,3 +438,19 @@ class ClearQuarantineResponse(_message.Message):
     CLEARED_FIELD_NUMBER: _ClassVar[int]
     cleared: int
     def __init__(self, cleared: _Optional[int] = ...) -> None: ...
+
+class ResetPrefixCacheRequest(_message.Message):
+    __slots__ = ("salt",)
+    SALT_FIELD_NUMBER: _ClassVar[int]
+    salt: str
+    def __init__(self, salt: _Optional[str] = ...) -> None: ...
+
+class ResetPrefixCacheResponse(_message.Message):
+    __slots__ = ("dropped_blocks", "blocks_in_use", "pinned_prefixes")
+    DROPPED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_IN_USE_FIELD_NUMBER: _ClassVar[int]
+    PINNED_PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    dropped_blocks: int
+    blocks_in_use: int
+    pinned_prefixes: int
+    def __init__(self, dropped_blocks: _Optional[int] = ..., blocks_in_use: _Optional[int] = ..., pinned_prefixes: _Optional[int] = ...) -> None: ...

@@ -78,6 +78,11 @@ class AdminServiceStub:
                 request_serializer=octavo_dot_v1_dot_admin__pb2.ListPrefixesRequest.SerializeToString,
                 response_deserializer=octavo_dot_v1_dot_admin__pb2.ListPrefixesResponse.FromString,
                 _registered_method=True)
+        self.ResetPrefixCache = channel.unary_unary(
+                '/octavo.v1.AdminService/ResetPrefixCache',
+                request_serializer=octavo_dot_v1_dot_admin__pb2.ResetPrefixCacheRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_admin__pb2.ResetPrefixCacheResponse.FromString,
+                _registered_method=True)
         self.CordonWorker = channel.unary_unary(
                 '/octavo.v1.AdminService/CordonWorker',
                 request_serializer=octavo_dot_v1_dot_admin__pb2.CordonWorkerRequest.SerializeToString,
@@ -169,6 +174,14 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ResetPrefixCache(self, request, context):
+        """Lets no later request find what is cached now. Running requests keep their blocks, and their answers stay the same;
+        pinned prefixes are computed anew.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CordonWorker(self, request, context):
         """Gives a worker no new requests, under this registration or a later one, until it is readmitted. What runs there goes
         on.
@@ -248,6 +261,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListPrefixes,
                     request_deserializer=octavo_dot_v1_dot_admin__pb2.ListPrefixesRequest.FromString,
                     response_serializer=octavo_dot_v1_dot_admin__pb2.ListPrefixesResponse.SerializeToString,
+            ),
+            'ResetPrefixCache': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResetPrefixCache,
+                    request_deserializer=octavo_dot_v1_dot_admin__pb2.ResetPrefixCacheRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_admin__pb2.ResetPrefixCacheResponse.SerializeToString,
             ),
             'CordonWorker': grpc.unary_unary_rpc_method_handler(
                     servicer.CordonWorker,
@@ -495,6 +513,33 @@ class AdminService:
             '/octavo.v1.AdminService/ListPrefixes',
             octavo_dot_v1_dot_admin__pb2.ListPrefixesRequest.SerializeToString,
             octavo_dot_v1_dot_admin__pb2.ListPrefixesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResetPrefixCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.AdminService/ResetPrefixCache',
+            octavo_dot_v1_dot_admin__pb2.ResetPrefixCacheRequest.SerializeToString,
+            octavo_dot_v1_dot_admin__pb2.ResetPrefixCacheResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -198,6 +198,14 @@ class PinPrefixes(Fenced, frozen=True):
     prefixes: Annotated[list[Prefix], Meta(max_length=MAX_PREFIXES)]
 
 
+class ResetPrefixCache(Fenced, frozen=True):
+    """Let no later request find what is cached now: all (None), or what is behind a salt. The answer has the same
+    `serial`."""
+
+    serial: Count
+    salt: Annotated[str, Meta(min_length=1, max_length=256)] | None
+
+
 class BlockUse(Value, frozen=True):
     """Counts the KV blocks of one size in tokens, on all replicas with such blocks; used are those that are not free,
     whether or not free ones hold cached content."""
@@ -259,6 +267,16 @@ class PinRefused(Fenced, frozen=True):
 
     name: Name
     detail: Text
+
+
+class PrefixCacheReset(Fenced, frozen=True):
+    """Answer to `ResetPrefixCache`: so many cached blocks are found no more, some of them in use by requests, which
+    keep them; and so many pinned prefixes are computed anew."""
+
+    serial: Count
+    num_blocks: Count
+    num_in_use: Count
+    num_prefixes: Count
 
 
 class Renewed(Fenced, frozen=True):
@@ -347,12 +365,13 @@ class Unregistered(Fenced, frozen=True):
     """The scheduler does not know the sender, or the sender does not know this scheduler: say hello again."""
 
 
-FromFrontend = FrontendHello | Submit | Renew | Abort | EndSequence | PinPrefixes
+FromFrontend = FrontendHello | Submit | Renew | Abort | EndSequence | PinPrefixes | ResetPrefixCache
 ToFrontend = (
     FrontendWelcome
     | StatusChanged
     | PrefixesChanged
     | PinRefused
+    | PrefixCacheReset
     | Renewed
     | Deltas
     | Notices

@@ -261,6 +261,23 @@ async def test_commands_fit_the_terminal_and_give_a_pipe_all(
     assert ("a-request-of-which-the-id-is-long" in shown) == (command == ["requests"])
 
 
+# -- the prefix cache -------------------------------------------------------------------------------------------------
+
+
+async def test_the_cache_is_reset_whole_or_behind_one_salt(cluster: Cluster) -> None:
+    cluster.join(block_size=4)
+    await output("prefix", "pin", "rules", "--token-ids", "1,2,3,4")
+    cluster.submit(make_request("a", 9, 1, salt="s"), make_request("b", 9, 1))
+    cluster.run()
+    assert await output("cache", "reset", "--salt", "s") == "dropped 2 cached blocks, 0 of them still in use\n"
+    assert await output("cache", "reset") == (
+        "dropped 3 cached blocks, 1 of them still in use\npinned prefixes that are computed anew: 1\n"
+    )
+    result = await run("cache", "reset", "--salt", "")
+    assert result.exit_code == 1
+    assert "leave it out to reset all" in result.output
+
+
 # -- prefixes -------------------------------------------------------------------------------------------------------
 
 

@@ -86,6 +86,8 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self.last_step_ids: dict[SequenceGroup, int] = {}
         self.outstanding: deque[Step] = deque()
         self.pinned: dict[str, tuple[Sequence, list[list[int]]]] = {}
+        # Those that held blocks when what they have in common with others was forgotten.
+        self.old: set[SequenceGroup] = set()
         self.num_steps = self.num_prefixes = self.num_sequences = self.num_prompts = 0
 
     # -- plans ------------------------------------------------------------------------------------------------------
@@ -411,6 +413,23 @@ class BlockManagerMachine(RuleBasedStateMachine):
                 self.kv.unpin(name)
                 del self.pinned[name]
 
+    @rule(salt=st.sampled_from([None, None, "salt", "other"]))
+    def reset(self, salt: str | None) -> None:
+        """What is cached is forgotten; pinned prefixes, in which no salt counts, go with all else."""
+        held = {sequence: self._tables(sequence) for group in self.running for sequence in group.sequences}
+        self.kv.forget_cached(salt)
+        assert not self.kv.cached_behind(salt)
+        assert held == {sequence: self._tables(sequence) for sequence in held}
+        groups = [*self.running, *self.swapped]
+        self.old |= {group for group in groups if salt in (None, group.sequences[0].cache_key.salt)}
+        if salt is None:
+            for name in self.pinned:
+                self.kv.unpin(name)
+            self.pinned.clear()
+            for group in [group for group in self.running if isinstance(group, PrefixGroup)]:
+                for sequence in list(group.sequences):
+                    self._free(sequence)
+
     def _unawaited(self) -> list[Sequence]:
         """Sequences that may end before others of their group."""
         sequences = [sequence for group in self.running for sequence in group.sequences]
@@ -470,6 +489,16 @@ class BlockManagerMachine(RuleBasedStateMachine):
                     )
         for sequence, tables in self.pinned.values():
             self.memory.assert_readable(sequence, tables, sequence.num_prompt, sequence.num_prompt)
+
+    @invariant()
+    def nobody_finds_what_is_older_than_a_reset(self) -> None:
+        cached = set(self.kv.cached_behind(None))
+        for group in self.old.intersection(self.running):
+            for sequence in group.sequences:
+                key = sequence.cache_key
+                first = key.salted_from // self.size if key.salt else 0
+                own = {block_id for blocks in self.kv.block_table(sequence) for block_id in blocks[first:]}
+                assert cached.isdisjoint(own)
 
     def teardown(self) -> None:
         if not hasattr(self, "kv"):

@@ -24,6 +24,7 @@ from hypothesis.stateful import (
 from octavo.scheduler.core.admission import has_capacity
 from octavo.scheduler.core.config import Policy, Preemption
 from octavo.scheduler.core.events import (
+    CacheReset,
     Event,
     LossCause,
     PrefixesNamed,
@@ -38,6 +39,7 @@ from octavo.scheduler.core.events import (
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.sequence import SequenceGroup
 from octavo.testing.cluster import FRONTEND, Cluster, make_request, write_fake_model
+from octavo.testing.oracles.paged import paged
 from octavo.wire.requests import PinRefused, Prefix, RejectReason, Request
 from octavo.wire.sampling import BeamSearch, EarlyStopping
 
@@ -291,6 +293,21 @@ class SchedulerMachine(RuleBasedStateMachine):
     def unpin(self, data: st.DataObject) -> None:
         names = [prefix.name for prefix in self.cluster.core.prefixes.all]
         self.cluster.handle(PrefixUnpinned(data.draw(st.sampled_from(names))))
+
+    @rule(salt=st.sampled_from([None, None, "s"]))
+    def reset_cache(self, salt: str | None) -> None:
+        """Nothing from before is found again, which the cluster watches; all that runs goes on with its blocks."""
+        found = self.cluster.core.state.count_cached(salt)
+        held = {
+            group: [paged(replica).block_table(each) for each in group.holders]
+            for replica in self.cluster.core.replicas.values()
+            for group in replica.requests
+        }
+        self.cluster.handle(CacheReset(salt))
+        assert 0 <= found.num_in_use <= found.num_blocks
+        for replica in self.cluster.core.replicas.values():
+            for group in replica.requests:
+                assert [paged(replica).block_table(each) for each in group.holders] == held[group]
 
     # -- time and loss ----------------------------------------------------------------------------------------------
 

@@ -373,3 +373,31 @@ async def test_an_unknown_prefix_is_not_found(make_cluster: MakeCluster, connect
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await stub.UnpinPrefix(pb.UnpinPrefixRequest(name="a"))
     assert refused(error) == (grpc.StatusCode.NOT_FOUND, "no prefix named 'a' is pinned")
+
+
+# -- resets of the prefix cache ---------------------------------------------------------------------------------------
+
+
+async def test_a_reset_lets_nothing_be_found_and_says_what_went(make_cluster: MakeCluster, connect: Connect) -> None:
+    cluster = make_cluster()
+    stub = await connect(cluster)
+    cluster.join(block_size=4)
+    await stub.PinPrefix(pb.PinPrefixRequest(name="system", token_ids=range(8)))
+    cluster.submit(make_request("a", 17, 1, salt="s"))
+    cluster.run()
+    answer = await stub.ResetPrefixCache(pb.ResetPrefixCacheRequest(salt="s"))
+    assert (answer.dropped_blocks, answer.blocks_in_use, answer.pinned_prefixes) == (4, 0, 0)
+    answer = await stub.ResetPrefixCache(pb.ResetPrefixCacheRequest())
+    assert (answer.dropped_blocks, answer.blocks_in_use, answer.pinned_prefixes) == (2, 2, 1)
+    load = await stub.GetLoad(pb.GetLoadRequest())
+    assert load.workers[0].blocks_cached == 0
+
+
+@pytest.mark.parametrize("salt", ["", "s" * 257])
+async def test_a_salt_that_nobody_can_have_is_refused(make_cluster: MakeCluster, connect: Connect, salt: str) -> None:
+    stub = await connect(make_cluster())
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await stub.ResetPrefixCache(pb.ResetPrefixCacheRequest(salt=salt))
+    code, details = refused(error)
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert f"the salt is {len(salt)} characters long" in details

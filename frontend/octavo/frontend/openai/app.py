@@ -33,14 +33,19 @@ _ROUTES: Final[dict[tuple[str, str], Handler]] = {
     ("GET", "/version"): other_routes.version,
     ("GET", "/load"): other_routes.load,
 }
+# Where the frontend was told to have them.
+_CACHE_RESET: Final[dict[tuple[str, str], Handler]] = {
+    ("POST", "/reset_prefix_cache"): other_routes.reset_prefix_cache,
+}
 
 
 def build_app(generation: Generation, access: Access, config: FrontendConfig) -> Starlette:
     """Returns the ASGI application."""
     api = Api(generation, access, config)
+    table = _ROUTES | (_CACHE_RESET if config.enable_cache_reset else {})
     app = Starlette(
         routes=[
-            *(route(api, path, handler, method) for (method, path), handler in _ROUTES.items()),
+            *(route(api, path, handler, method) for (method, path), handler in table.items()),
             *responses.routes(api),
             *page.routes(api),
         ],

@@ -75,12 +75,10 @@ def caller_of(request: Request) -> Caller:
     return getattr(request.state, "caller", ANYBODY)
 
 
-def check_trusted(request: Request, what: str) -> None:
-    """Raises `Unauthenticated` for a tenant, who must not see what others do."""
+def check_trusted(request: Request, why: str) -> None:
+    """Raises `Unauthenticated` for a tenant, who must not see or change what is of others; `why` says what is."""
     if not caller_of(request).trusted:
-        raise Unauthenticated(
-            Reason.UNAUTHENTICATED, f"{what} show what all tenants do; use the key of a trusted tenant"
-        )
+        raise Unauthenticated(Reason.UNAUTHENTICATED, f"{why}; use the key of a trusted tenant")
 
 
 def route(api: Api, path: str, handler: Handler, *methods: str) -> Route:

@@ -13,7 +13,7 @@ from octavo.frontend.openai.endpoint import VERSION, Api, caller_of, check_trust
 from octavo.frontend.openai.logprobs import token_text
 from octavo.frontend.openai.messages import chat_of, tools_of
 from octavo.frontend.openai.schemas import TOKENIZE_UNSUPPORTED, DetokenizeBody, TokenizeBody
-from octavo.frontend.request.request import Prompt
+from octavo.frontend.request.request import MAX_LABEL_LENGTH, Prompt
 from octavo.frontend.request.validation import check_count
 from octavo.frontend.stream.metrics import LOAD_METRICS
 from octavo.runtime.telemetry import metrics
@@ -101,9 +101,27 @@ async def show_metrics(api: Api, request: Request) -> Response:
     if api.config.public_load_metrics and not caller_of(request).trusted:
         body, content_type = metrics.render(LOAD_METRICS)
     else:
-        check_trusted(request, "the metrics")
+        check_trusted(request, "the metrics show what all tenants do")
         body, content_type = metrics.render()
     return Response(body, headers={"content-type": content_type})
+
+
+async def reset_prefix_cache(api: Api, request: Request) -> Response:
+    """Has the schedulers forget what is cached, or what of it is behind the parameter `cache_salt`. What vLLM's
+    parameters ask for holds whether or not they are there. Raises `Unauthenticated` for a tenant, `InvalidRequest`,
+    `Unavailable`."""
+    check_trusted(request, "a reset concerns all tenants")
+    parameters = request.query_params
+    if unknown := parameters.keys() - {"cache_salt", "reset_running_requests", "reset_external"}:
+        raise bad_parameter(min(unknown), "not known here", "use cache_salt, or none to reset all")
+    salt = parameters.get("cache_salt")
+    if salt is not None and not 1 <= len(salt) <= MAX_LABEL_LENGTH:
+        rule = f"use 1 to {MAX_LABEL_LENGTH} characters, or leave it out to reset all"
+        raise bad_parameter("cache_salt", f"{len(salt)} characters long", rule)
+    found = await while_connected(request, api.generation.reset_prefix_caches(salt))
+    return _json(
+        {"dropped_blocks": found.num_blocks, "blocks_in_use": found.num_in_use, "pinned_prefixes": found.num_prefixes}
+    )
 
 
 async def version(api: Api, request: Request) -> Response:

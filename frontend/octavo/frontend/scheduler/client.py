@@ -25,6 +25,7 @@ from octavo.wire.requests import (
     Deltas,
     FromFrontend,
     Notices,
+    PrefixCacheReset,
     RejectReason,
     ServiceLoad,
     ServiceStatus,
@@ -170,6 +171,17 @@ class SchedulerClient:
     def ask_prefixes(self) -> None:
         """Asks the scheduler what is pinned; until it has answered, `prefixes.reported` is False."""
         self._send(self._session.ask_prefixes())
+
+    def ask_cache_reset(self, salt: str | None) -> int:
+        """Asks for a reset of the prefix cache; returns the serial of the answer, which may never come."""
+        serial, messages = self._session.reset_prefix_cache(salt)
+        self._send(messages)
+        return serial
+
+    @property
+    def cache_resets(self) -> dict[int, PrefixCacheReset | None]:
+        """Returns the answers by their serial, None where they have not come; who asked takes its own out."""
+        return self._session.cache_resets
 
     def submit(self, request: LiveRequest) -> None:
         """Sends a request. Raises `Overloaded` for more requests than one renewal can name."""

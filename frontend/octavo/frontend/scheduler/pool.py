@@ -6,6 +6,7 @@ that their streams go on with the same tokens. What the former cell still holds 
 """
 
 import asyncio
+import contextlib
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from octavo.frontend.errors import Reason, Unavailable
 from octavo.frontend.scheduler.client import SchedulerAvailability, SchedulerClient, SchedulerRefused, run_together
 from octavo.frontend.scheduler.journal import Journal
 from octavo.frontend.scheduler.pinned_prefixes import NamedPrefixes
@@ -44,6 +46,15 @@ class Listing(NamedTuple):
 
     frontend_id: str
     request_id: str
+
+
+class CacheResets(NamedTuple):
+    """Counts what resets of prefix caches have let go: cached blocks, those of them in use, and pinned prefixes that
+    are computed anew, once for each cell."""
+
+    num_blocks: int
+    num_in_use: int
+    num_prefixes: int
 
 
 class SchedulerPool:
@@ -125,6 +136,34 @@ class SchedulerPool:
     def frontend_ids(self) -> list[str]:
         """Returns the name of each link's registration, as the schedulers list it."""
         return [link.frontend_id for link in self.links]
+
+    async def reset_prefix_caches(self, salt: str | None, timeout_s: float) -> CacheResets:
+        """Has the schedulers of all cells with this frontend's model reset their prefix caches, whole (None) or what is
+        behind `salt`; returns what they have let go.
+
+        Raises `Unavailable` if one does not answer in time; others may have done it then.
+        """
+        fit = [link for link in self.links if link.availability is not SchedulerAvailability.MODEL_MISMATCH]
+        asked = [(link.cache_resets, link.ask_cache_reset(salt)) for link in fit]
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    while any(answers[serial] is None for answers, serial in asked):
+                        await self.changed()
+        finally:
+            found = [answers.pop(serial) for answers, serial in asked]
+        done = [answer for answer in found if answer is not None]
+        if not fit or len(done) < len(fit):
+            raise Unavailable(
+                Reason.SCHEDULER_UNREACHABLE,
+                f"{len(done)} of {len(self.links)} schedulers have reset their prefix caches, the others have not"
+                " answered; ask again",
+            )
+        return CacheResets(
+            sum(answer.num_blocks for answer in done),
+            sum(answer.num_in_use for answer in done),
+            sum(answer.num_prefixes for answer in done),
+        )
 
     # -- requests ---------------------------------------------------------------------------------------------------
 

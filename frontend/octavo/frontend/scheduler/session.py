@@ -27,12 +27,14 @@ from octavo.wire.requests import (
     Notices,
     PinPrefixes,
     PinRefused,
+    PrefixCacheReset,
     PrefixesChanged,
     Refused,
     Rejected,
     RejectReason,
     Renew,
     Renewed,
+    ResetPrefixCache,
     ServiceStatus,
     StatusChanged,
     Submit,
@@ -124,7 +126,7 @@ class LiveRequest(Protocol):
 
 
 HandOver = Callable[[LiveRequest, RejectReason], bool]
-_Current = StatusChanged | Renewed | Deltas | Notices | Rejected | PrefixesChanged | PinRefused
+_Current = StatusChanged | Renewed | Deltas | Notices | Rejected | PrefixesChanged | PinRefused | PrefixCacheReset
 
 
 class SchedulerSession:
@@ -155,6 +157,9 @@ class SchedulerSession:
         # By their ids on the wire.
         self.live: dict[str, LiveRequest] = {}
         self.prefixes = PinnedPrefixes(own_prefixes or {})
+        # The answers to those that somebody waits for, by their serial; None: it has not come.
+        self.cache_resets: dict[int, PrefixCacheReset | None] = {}
+        self._num_resets = 0
         self._unanswered_renewals = 0
         # Hellos of this registration, and how many of them were answered; the list of prefixes follows each answer.
         self._num_hellos = self._num_welcomes = 0
@@ -180,6 +185,15 @@ class SchedulerSession:
             return []
         self.prefixes.reported = False
         return [self.hello()]
+
+    def reset_prefix_cache(self, salt: str | None) -> tuple[int, list[FromFrontend]]:
+        """Returns the serial under which `cache_resets` holds the answer, until who asked takes it out; and the message
+        that asks for a reset: none if this frontend is not registered."""
+        self._num_resets += 1
+        self.cache_resets[self._num_resets] = None
+        if self.epoch is None:
+            return self._num_resets, []
+        return self._num_resets, [ResetPrefixCache(self.epoch, self._num_resets, salt)]
 
     def submit(self, request: LiveRequest, now: float) -> list[FromFrontend]:
         """Takes the request under a lease; returns its submission. A renewal finds out submissions that were lost."""
@@ -255,6 +269,9 @@ class SchedulerSession:
                 self._pass_on(message)
             case PrefixesChanged():
                 self.prefixes.changed(message.prefixes, latest=self._num_welcomes >= self._num_hellos)
+            case PrefixCacheReset():
+                if message.serial in self.cache_resets:
+                    self.cache_resets[message.serial] = message
             case PinRefused():
                 self.prefixes.refused(message.name)
                 _log.warning("the prefix %r is not pinned: %s", message.name, message.detail)

@@ -7,6 +7,7 @@ import math
 import secrets
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from typing import Final
 
 from octavo.frontend.access.access import Access
 from octavo.frontend.access.admission import Admission
@@ -25,7 +26,7 @@ from octavo.frontend.request.events import Emitted
 from octavo.frontend.request.request import ANYBODY, Caller, GenerationRequest, Prompt
 from octavo.frontend.request.validation import check_answer_size, check_form, check_prompt_size
 from octavo.frontend.scheduler.client import SchedulerAvailability
-from octavo.frontend.scheduler.pool import Listing, SchedulerPool
+from octavo.frontend.scheduler.pool import CacheResets, Listing, SchedulerPool
 from octavo.frontend.stream.observer import Latencies, Observer
 from octavo.frontend.stream.pacing import Turns
 from octavo.frontend.stream.preparation import Preparation, Readiness, check_token_ids, model_len
@@ -37,6 +38,9 @@ from octavo.frontend.text.tokenizer import ModelTokenizer
 from octavo.runtime.telemetry import tracing
 
 _log = logging.getLogger(__name__)
+
+# Seconds until schedulers that have not reset their prefix caches count as away.
+_RESET_S: Final = 5.0
 
 
 class Generation:
@@ -206,6 +210,10 @@ class Generation:
     def cut_off(self) -> None:
         """Ends all requests that still run, at the end of a drain."""
         self._registry.cut_off()
+
+    async def reset_prefix_caches(self, salt: str | None) -> CacheResets:
+        """Has all schedulers forget what is cached, or what of it is behind `salt`. Raises `Unavailable`."""
+        return await self._scheduler.reset_prefix_caches(salt, _RESET_S)
 
     async def encode(self, prompt: Prompt, caller: Caller = ANYBODY, *, add_special_tokens: bool = True) -> list[int]:
         """Returns the prompt's token ids, made off the event loop.

@@ -91,6 +91,15 @@ class PrefixUnpinned(Value, frozen=True, tag=True):
     name: str
 
 
+class CacheReset(Value, frozen=True, tag=True):
+    """An operator, or a frontend for one, wants nothing cached to be found any more: all, or what is behind a salt. A
+    frontend gets an answer with the `serial` of its question."""
+
+    salt: str | None
+    frontend_id: int | None = None
+    serial: int = 0
+
+
 class ReplicaJoined(Value, frozen=True, tag=True):
     """A worker said hello; `hello.incarnation` becomes the replica's id."""
 
@@ -158,6 +167,7 @@ Event = (
     | PrefixesNamed
     | PrefixPinned
     | PrefixUnpinned
+    | CacheReset
     | ReplicaJoined
     | ReplicaLeft
     | ReplicaHeard

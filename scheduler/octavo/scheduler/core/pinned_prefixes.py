@@ -72,6 +72,14 @@ class PrefixPins:
         for replica in replicas:
             replica.give_up_prefix(prefix)
 
+    def compute_anew(self, replicas: Iterable[Replica]) -> None:
+        """Has every replica compute again, before anything else that is new there, the prefixes that it has or is to
+        have. Who runs with their blocks keeps these."""
+        for replica in replicas:
+            for prefix in [each for each in self.all if each.name in replica.prefixes.names]:
+                replica.give_up_prefix(prefix)
+                self._add(prefix, replica)
+
     def give_up(self, name: str, replica: Replica) -> None:
         """Lets the replica, which has or was to have the prefix, go on without it."""
         replica.give_up_prefix(self._prefixes[name])

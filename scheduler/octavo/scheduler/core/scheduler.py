@@ -4,6 +4,7 @@ event."""
 from octavo.scheduler.core import isolation, workers
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.events import (
+    CacheReset,
     Effect,
     Event,
     FrontendJoined,
@@ -37,7 +38,7 @@ from octavo.scheduler.core.waiting_queue import WaitingQueue
 from octavo.scheduler.core.watchdog import Watchdog
 from octavo.scheduler.kv.manager import paged_memory
 from octavo.scheduler.kv.memory import MakeMemory
-from octavo.wire.requests import NoticeKind, PinRefused, Prefix, RejectReason, ServiceStatus
+from octavo.wire.requests import NoticeKind, PinRefused, Prefix, PrefixCacheReset, RejectReason, ServiceStatus
 from octavo.wire.steps import ModelInfo
 
 
@@ -118,6 +119,8 @@ class Scheduler:
             case PrefixUnpinned(name):
                 self.prefixes.unpin(name, self.replicas.values())
                 self._frontends.send_all_prefixes()
+            case CacheReset(salt, frontend_id, serial):
+                self._reset_cache(salt, frontend_id, serial)
             case ReplicaJoined(hello):
                 workers.join(self.state, hello, now)
             case ReplicaLeft(replica_id, cause, reason):
@@ -196,6 +199,13 @@ class Scheduler:
     def _pin(self, prefix: Prefix) -> None:
         self.prefixes.pin(prefix, self.replicas.values())
         self._frontends.send_all_prefixes()
+
+    def _reset_cache(self, salt: str | None, frontend_id: int | None, serial: int) -> None:
+        found = self.state.count_cached(salt)
+        self.state.reset_cache(salt)
+        if frontend_id is not None:
+            answer = PrefixCacheReset(self.epoch, serial, found.num_blocks, found.num_in_use, found.num_prefixes)
+            self._outbox.to_frontend(frontend_id, answer)
 
     # -- steps ------------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,16 @@ from octavo.wire.requests import StatusChanged
 
 
 @dataclass(frozen=True, slots=True)
+class CacheCounts:
+    """Counts what a reset of the prefix cache concerns, on all replicas: cached blocks, those of them that somebody
+    holds, and pinned prefixes that are computed anew."""
+
+    num_blocks: int
+    num_in_use: int
+    num_prefixes: int
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerState:
     """Holds the requests, replicas and pinned prefixes, the payloads that are refused, and where effects and
     observations go. `make_memory` makes the KV memory of each replica that joins."""
@@ -53,3 +63,24 @@ class SchedulerState:
         """Sends every frontend what it needs to know of the replicas."""
         for frontend_id in self.requests.held:
             self.outbox.to_frontend(frontend_id, StatusChanged(self.epoch, self.replica_table.status()))
+
+    # -- resets of the prefix cache -----------------------------------------------------------------------------------
+
+    def count_cached(self, salt: str | None) -> CacheCounts:
+        """Counts what a reset of the blocks behind `salt`, None for all, would concern now."""
+        memories = [replica.kv for replica in self.replicas]
+        cached = [kv.cached_behind(salt) for kv in memories]
+        free = [kv.cached_free_block_ids for kv in memories]
+        num_in_use = sum(len(set(blocks) - each) for blocks, each in zip(cached, free, strict=True))
+        return CacheCounts(sum(map(len, cached)), num_in_use, len(self.prefixes.all) if salt is None else 0)
+
+    def reset_cache(self, salt: str | None) -> None:
+        """Lets no request find what is cached now behind `salt`, None for all, nor what running requests make of it.
+
+        These keep their blocks, and their tokens stay the same. Pinned prefixes, in which no salt counts, are computed
+        anew with a reset of all.
+        """
+        for replica in self.replicas:
+            replica.kv.forget_cached(salt)
+        if salt is None:
+            self.prefixes.compute_anew(self.replicas)

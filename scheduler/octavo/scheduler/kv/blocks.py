@@ -170,12 +170,14 @@ class BlockTable:
 
     The first `num_indexed` have been offered to the prefix cache. The first `num_passed` of each windowed group are
     null. `shares_last`: the last blocks may be another's too, for the sequence has been forked, or is a fork.
+    `is_private`: the prefix cache was reset since the sequence began, and nobody is to find what is computed of it.
     """
 
     groups: list[list[int]]
     num_indexed: int = 0
     num_passed: list[int] = field(default_factory=list)
     shares_last: bool = False
+    is_private: bool = False
 
     def __post_init__(self) -> None:
         if not self.num_passed:
@@ -189,7 +191,7 @@ class BlockTable:
 
     def copy(self) -> "BlockTable":
         groups = [list(blocks) for blocks in self.groups]
-        return BlockTable(groups, self.num_indexed, list(self.num_passed), self.shares_last)
+        return BlockTable(groups, self.num_indexed, list(self.num_passed), self.shares_last, self.is_private)
 
     @property
     def block_ids(self) -> list[int]:

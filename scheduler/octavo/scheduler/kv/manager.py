@@ -22,6 +22,7 @@ from octavo.scheduler.kv.prefix_cache import (
     filled_block,
     first_visible,
     root_hash,
+    salt_of,
 )
 from octavo.scheduler.kv.swap import SwapSpace
 from octavo.wire.base import NULL_BLOCK
@@ -247,13 +248,18 @@ class KVCacheManager:
         first, table.num_indexed = table.num_indexed, max(num_full, table.num_indexed)
         if first >= num_full or not (self._prefix_caching or sequence.cache_use is CacheUse.PINNED):
             return []
-        hashes = block_hashes(sequence, self.block_size)
+        if table.is_private:
+            return []
         return [
             Remap(sequence.placement.sequence_id, group, logical, table.groups[group][logical])
             for logical in range(first, num_full)
             for group in range(len(self._windows))
-            if self._index_block(sequence, CachedBlock(hashes[logical], group, logical), step_id)
+            if self._index_block(sequence, self._content(sequence, group, logical), step_id)
         ]
+
+    def _content(self, sequence: Sequence, group: int, logical: int) -> CachedBlock:
+        value = block_hashes(sequence, self.block_size)[logical]
+        return CachedBlock(value, group, logical, salt_of(sequence.cache_key, logical, self.block_size))
 
     def _index_block(self, sequence: Sequence, content: CachedBlock, step_id: int) -> bool:
         """Offers one block; returns whether another block took its place in the sequence's table."""
@@ -308,6 +314,20 @@ class KVCacheManager:
 
     def holds_distrusted(self, sequence: Sequence) -> bool:
         return self.blocks.any_distrusted(self._tables[sequence].block_ids)
+
+    # -- reset ------------------------------------------------------------------------------------------------------
+
+    def cached_behind(self, salt: str | None) -> list[int]:
+        return self._cache.behind(salt)
+
+    def forget_cached(self, salt: str | None) -> None:
+        """Empties the prefix cache (see `KVMemory`). What is computed of running sequences from now on builds on what
+        is forgotten, so it is offered to nobody."""
+        for block_id in self._cache.behind(salt):
+            self._cache.remove(block_id)
+        for tables in (self._tables, self.swap_space.tables):
+            for sequence, table in tables.items():
+                table.is_private |= salt is None or sequence.cache_key.salt == salt
 
     # -- give up ----------------------------------------------------------------------------------------------------
 
@@ -371,7 +391,7 @@ class KVCacheManager:
             for logical, block_id in enumerate(blocks[:num_full]):
                 if block_id != NULL_BLOCK:
                     # Where another block holds the same, this one is to be found, for that one may go.
-                    content = CachedBlock(hashes[logical], group, logical)
+                    content = self._content(sequence, group, logical)
                     self._cache.replace(content, block_id, self._described(sequence, content))
         if sequence.num_prompt % size:
             tokens = sequence.known_tokens(num_full * size, sequence.num_prompt)
@@ -394,6 +414,10 @@ class KVCacheManager:
         self._pool.check([*tables, *self.blocks.parked.values(), *self.pinned.values()])
         self.swap_space.check()
         self._cache.check()
+        for sequence, table in self._tables.items():
+            first = sequence.cache_key.salted_from // self.block_size if sequence.cache_key.salt else 0
+            own = present(blocks[first:] for blocks in table.groups) if table.is_private else []
+            assert self._cache.block_ids.isdisjoint(own), "what is private can be found"
         # Sequences that wait for a block want what is written to it; others must know that they share one.
         awaited = {waits_for[0] for each in self._tables if (waits_for := each.placement.waits_for) is not None}
         for sequence, table in self._tables.items():

@@ -153,6 +153,15 @@ class KVMemory(Protocol):
     def holds_distrusted(self, sequence: Sequence) -> bool:
         """Tells whether the sequence has held a block since before it was distrusted."""
 
+    # -- reset ------------------------------------------------------------------------------------------------------
+
+    def cached_behind(self, salt: str | None) -> Collection[int]:
+        """Returns the blocks that a prefix hit would find and in which this salt counts; for None all."""
+
+    def forget_cached(self, salt: str | None) -> None:
+        """Lets no prefix hit find these blocks any more, nor what is computed from now on of sequences that hold
+        blocks and have this salt; for None of all."""
+
     # -- give up ----------------------------------------------------------------------------------------------------
 
     def free(self, sequence: Sequence, outstanding_step_id: int | None = None) -> None:

@@ -67,13 +67,19 @@ def first_visible(window: int, position: int, block_size: int) -> int:
     return max(0, position - window + 1) // block_size if window else 0
 
 
+def salt_of(key: CacheKey, depth: int, block_size: int) -> str:
+    """Returns the salt that counts in the block with `depth` blocks before it; empty for none."""
+    return key.salt if depth >= key.salted_from // block_size else ""
+
+
 class CachedBlock(Value, frozen=True):
-    """Content of a block: `depth` blocks come before it in its chain. (A `Value`, for the garbage collector has nothing
-    to do with these, and there is one per cached block.)"""
+    """Content of a block: `depth` blocks come before it in its chain; `salt` is the one that counts in it, empty for
+    none. (A `Value`, for the garbage collector has nothing to do with these, and there is one per cached block.)"""
 
     value: bytes
     kv_group: int
     depth: int
+    salt: str = ""
 
     def __deepcopy__(self, memo: dict[int, object]) -> "CachedBlock":
         return self
@@ -93,7 +99,7 @@ class FilledBlock(Value, frozen=True):
 def filled_block(sequence: Sequence, content: CachedBlock, block_size: int, window: int) -> FilledBlock | None:
     """Describes a full block of a sequence; returns None for one behind a salt, which is nobody else's to know of."""
     key, depth = sequence.cache_key, content.depth
-    if key.salt and depth >= key.salted_from // block_size:
+    if salt_of(key, depth, block_size):
         return None
     parent = block_hashes(sequence, block_size)[depth - 1] if depth else None
     tokens = sequence.known_tokens(depth * block_size, (depth + 1) * block_size)
@@ -208,6 +214,11 @@ class PrefixCache:
         for block_id, (step_id, owner) in list(self._filled_by.items()):
             if step_id > after_step and owner in sequence_ids:
                 self.remove(block_id)
+
+    def behind(self, salt: str | None) -> list[int]:
+        """Returns the blocks with indexed content in which this salt counts; for None all."""
+        contents = self._content_of.items()
+        return [block_id for block_id, content in contents if salt is None or content.salt == salt]
 
     def remove(self, block_id: int) -> None:
         """Takes out a block that will hold something else. Unknown blocks are ignored."""

@@ -55,7 +55,7 @@ class SwapSpace:
         moved: dict[int, int] = {}
         for sequence in sequences:
             groups = [[self._place(block_id, moved) for block_id in blocks] for blocks in self._computed(sequence)]
-            self.tables[sequence] = BlockTable(groups, shares_last=self._device_tables[sequence].shares_last)
+            self.tables[sequence] = _alike(self._device_tables[sequence], groups)
         self._device.release(
             block_id for sequence in sequences for block_id in self._device_tables.pop(sequence).block_ids
         )
@@ -113,7 +113,7 @@ class SwapSpace:
                 + self._device.take(self._num_new(sequence))
                 for blocks, found in self._blocks_and_found(sequence)
             ]
-            self._device_tables[sequence] = BlockTable(groups, shares_last=self.tables[sequence].shares_last)
+            self._device_tables[sequence] = _alike(self.tables[sequence], groups)
         for sequence in sequences:
             self.drop(sequence)
         return [BlockMove(source, target) for source, target in moved.items()]
@@ -136,8 +136,10 @@ class SwapSpace:
 
     def _blocks_and_found(self, sequence: Sequence) -> list[tuple[list[int], list[int | None]]]:
         """Returns the sequence's CPU blocks, one list per KV group, each beside the device blocks, if any, that hold
-        the same for others."""
+        the same for others; what is private is shared with none."""
         swapped = self.tables[sequence]
+        if swapped.is_private:
+            return [(blocks, [None] * len(blocks)) for blocks in swapped.groups]
         num_full = min(sequence.placement.num_computed, sequence.num_known) // self._block_size
         hashes = block_hashes(sequence, self._block_size)[:num_full]
         partial = [None] * (len(swapped) - num_full)
@@ -159,6 +161,11 @@ class SwapSpace:
     def check(self) -> None:
         """Asserts that every block is free or in a table, and counted right."""
         self.pool.check(table.block_ids for table in self.tables.values())
+
+
+def _alike(table: BlockTable, groups: list[list[int]]) -> BlockTable:
+    """Makes the table of the same sequence in the other memory, whose blocks are `groups`."""
+    return BlockTable(groups, shares_last=table.shares_last, is_private=table.is_private)
 
 
 def _num_found(sequence: Sequence, table: BlockTable, gone: AbstractSet[int], block_size: int) -> int:

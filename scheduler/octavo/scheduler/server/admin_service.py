@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo.runtime.transport.grpc_reading import READING_OPTIONS, ReadingInterceptor
 from octavo.scheduler.core.events import (
+    CacheReset,
     Event,
     PrefixPinned,
     PrefixUnpinned,
@@ -195,6 +196,20 @@ class AdminService(services.AdminServiceServicer):
     async def ListPrefixes(self, request: pb.ListPrefixesRequest, context: Context) -> pb.ListPrefixesResponse:
         core = self._shell.core
         return pb.ListPrefixesResponse(prefixes=[write_prefix(prefix, core) for prefix in core.prefixes.all])
+
+    async def ResetPrefixCache(
+        self, request: pb.ResetPrefixCacheRequest, context: Context
+    ) -> pb.ResetPrefixCacheResponse:
+        salt = request.salt if request.HasField("salt") else None
+        if salt is not None and not 1 <= len(salt) <= _MAX_NAME_LENGTH:
+            rule = f"use 1 to {_MAX_NAME_LENGTH}, or leave it out to reset all"
+            await _refuse(context, f"the salt is {len(salt)} characters long; {rule}")
+        found = self._shell.core.state.count_cached(salt)
+        _log.info("the prefix cache is reset%s: %d blocks", " behind a salt" if salt else "", found.num_blocks)
+        self._shell.handle(CacheReset(salt))
+        return pb.ResetPrefixCacheResponse(
+            dropped_blocks=found.num_blocks, blocks_in_use=found.num_in_use, pinned_prefixes=found.num_prefixes
+        )
 
 
 async def _refuse(context: Context, why: str) -> NoReturn:

@@ -9,6 +9,7 @@ import zmq
 
 from octavo.scheduler.core.config import Preemption
 from octavo.scheduler.core.events import (
+    CacheReset,
     Effect,
     Event,
     FrontendJoined,
@@ -47,6 +48,7 @@ from octavo.wire.requests import (
     Refused,
     Renew,
     Request,
+    ResetPrefixCache,
     Submit,
     Unregistered,
 )
@@ -347,7 +349,9 @@ class SchedulerShell:
             self._handle(ReplicaLeft(replica_id, LossCause.UNREACHABLE, reason), now)
 
 
-def _frontend_event(frontend_id: int, message: Submit | Renew | Abort | EndSequence | PinPrefixes) -> Event:
+def _frontend_event(
+    frontend_id: int, message: Submit | Renew | Abort | EndSequence | PinPrefixes | ResetPrefixCache
+) -> Event:
     match message:
         case Submit(_, request):
             return RequestSubmitted(frontend_id, request)
@@ -359,6 +363,8 @@ def _frontend_event(frontend_id: int, message: Submit | Renew | Abort | EndSeque
             return SequenceEnded(frontend_id, request_id, attempt, sequence_index)
         case PinPrefixes(_, prefixes):
             return PrefixesNamed(frontend_id, prefixes)
+        case ResetPrefixCache(_, serial, salt):
+            return CacheReset(salt, frontend_id, serial)
 
 
 def _worker_event(message: StepResult | Heartbeat | WorkerGoodbye) -> Event:

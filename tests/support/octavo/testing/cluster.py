@@ -37,6 +37,7 @@ from octavo.scheduler.kv.census import BlockCensus
 from octavo.scheduler.kv.manager import paged_memory
 from octavo.scheduler.server.event_log import Began, Handled, Planned, Recorder, Scheduled, write_nothing
 from octavo.testing.fakes.spoilable import SpoilableRunner
+from octavo.testing.oracles.cache_resets import CacheResetWatch
 from octavo.testing.oracles.mechanisms import MechanismWatch
 from octavo.testing.oracles.notice_book import NoticeBook
 from octavo.testing.oracles.router_index import RouterIndex
@@ -258,6 +259,7 @@ class Cluster:
         self.standstills: list[ReplicaStalled | ReplicaMovedOn] = []
         self.promises = Promises()
         self._notice_book = NoticeBook()
+        self._resets = CacheResetWatch()
         self._directory = directory
         record(Began(SCHEMA_VERSION, self.core.epoch, self.core.config))
         self.handle(FrontendJoined(FRONTEND))
@@ -292,8 +294,10 @@ class Cluster:
         if self._mechanisms is not None:
             self._mechanisms.before(self.core)
         self.promises.before_event(self.core)
+        self._resets.before_event(self.core, event)
         effects = self.core.handle(event, self.now)
         self.promises.after_event(self.core, effects)
+        self._resets.after_event(self.core, event)
         if self._mechanisms is not None:
             self._mechanisms.after_event(self.core, event, effects)
         self._perform(effects)
@@ -305,6 +309,7 @@ class Cluster:
         self.promises.before_turn(self.core)
         effects = self.core.schedule(self.now)
         self.promises.after_turn(self.core)
+        self._resets.look(self.core)
         if self._mechanisms is not None:
             self._mechanisms.after_turn(self.core, effects)
         self._perform(effects)

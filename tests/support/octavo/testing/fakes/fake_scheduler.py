@@ -27,6 +27,7 @@ from octavo.wire.requests import (
     PinPrefixes,
     PinRefused,
     Prefix,
+    PrefixCacheReset,
     PrefixesChanged,
     Refused,
     Rejected,
@@ -34,6 +35,7 @@ from octavo.wire.requests import (
     Renew,
     Renewed,
     Request,
+    ResetPrefixCache,
     ServiceLoad,
     ServiceStatus,
     StatusChanged,
@@ -77,6 +79,9 @@ class FakeScheduler:
         self.ended: list[tuple[str, int, int]] = []
         self.pinned: dict[str, list[int]] = {}
         self.unpinnable: set[str] = set()
+        # The salts of all resets of the prefix cache, None for those of all.
+        self.resets: list[str | None] = []
+        self.answers_resets = True
         # The ids of every renewal.
         self.num_hellos = 0
         self.renewals: list[list[str]] = []
@@ -167,6 +172,10 @@ class FakeScheduler:
             self.renewals.append([lease.request_id for lease in message.live])
             unknown = [lease for lease in message.live if lease.request_id not in self._running]
             await self._send(frontend, Renewed(epoch=self.epoch, unknown=unknown, status=self._status()))
+        elif isinstance(message, ResetPrefixCache):
+            self.resets.append(message.salt)
+            if self.answers_resets:
+                await self._send(frontend, PrefixCacheReset(self.epoch, message.serial, 12, 3, len(self.pinned)))
         elif isinstance(message, PinPrefixes):
             await self._pin(frontend, message.prefixes)
         elif isinstance(message, EndSequence):

@@ -22,7 +22,15 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from octavo.scheduler.core.events import Effect, Event, ReplicaLost, RequestSubmitted, SendToReplica, StepAnswered
+from octavo.scheduler.core.events import (
+    CacheReset,
+    Effect,
+    Event,
+    ReplicaLost,
+    RequestSubmitted,
+    SendToReplica,
+    StepAnswered,
+)
 from octavo.scheduler.core.replica import Replica, ReplicaState
 from octavo.scheduler.core.scheduler import Scheduler
 from octavo.scheduler.core.sequence import PrefixGroup, RequestGroup, Sequence, SequenceGroup, SequenceStatus
@@ -50,6 +58,8 @@ class Mechanism(enum.StrEnum):
     RECOMPUTE = "recompute"
     # A prefix that is computed to be pinned, and whoever has blocks of one that is.
     PIN = "pin"
+    # The prefix cache was reset while the group held blocks, until it starts over.
+    RESET = "cache reset"
     # A window has left blocks of the group behind.
     WINDOW = "window"
     BEAM = "beam"
@@ -181,6 +191,12 @@ class MechanismWatch:
                     gone = set(self._held.get(replica_id, [])) - set(_held(replica) if replica else [])
                     self._strike(kind, restarting | gone)
                     self._meet_on(replica_id, kind)
+            case CacheReset(salt):
+                for replica_id, held in self._held.items():
+                    self._strike(
+                        Mechanism.RESET, (group for group in held if salt in (None, group.request.cache_key.salt))
+                    )
+                    self._meet_on(replica_id, Mechanism.RESET)
             case RequestSubmitted(_, request) if request.request_id in self._orphans:
                 self._orphans.discard(request.request_id)
                 for group in core.waiting:
@@ -333,6 +349,8 @@ class MechanismWatch:
             for group in _held(replica):
                 self._meetings.meet(self._of_group(group, replica) | on_replica)
         for group in core.waiting:
+            # Whoever waits has lost its blocks, and finds none from before.
+            self._marks[group].pop(Mechanism.RESET, None)
             self._meetings.meet(self._of_waiting(group, core))
 
     def _of_waiting(self, group: SequenceGroup, core: Scheduler) -> set[Mechanism]:

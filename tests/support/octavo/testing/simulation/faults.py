@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from octavo.scheduler.core.events import WorkerCordoned, WorkerDrained, WorkerReadmitted
+from octavo.scheduler.core.events import CacheReset, WorkerCordoned, WorkerDrained, WorkerReadmitted
 from octavo.testing.simulation.clock import Process
 from octavo.testing.simulation.links import Direction, Link, Noise, silence
 
@@ -170,6 +170,12 @@ def repin(simulation: "Simulation") -> None:
     simulation.recover_after(seconds, lambda: simulation.scheduler.pin(simulation.scenario.prefixes, name))
 
 
+def reset_cache(simulation: "Simulation") -> None:
+    """An operator wants nothing to be found again that is cached."""
+    scheduler = simulation.scheduler
+    scheduler.run_at(simulation.clock.now, lambda: scheduler.shell.handle(CacheReset(None)))
+
+
 def _pause(simulation: "Simulation", process: Process) -> None:
     seconds = simulation.random.uniform(0.2, simulation.random.choice((3.0, 20.0)))
     process.stall(seconds)
@@ -200,7 +206,7 @@ def _worker(simulation: "Simulation") -> "WorkerProcess | None":
 
 
 # Those that lose nothing and fail nobody.
-GENTLE: list[Fault] = [terminate_worker, upgrade_worker, drain_worker, cordon_worker, repin]
+GENTLE: list[Fault] = [terminate_worker, upgrade_worker, drain_worker, cordon_worker, repin, reset_cache]
 FAULTS: list[Fault] = [
     *GENTLE,
     kill_worker,
