@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from octavo.frontend.stream.metrics import LOAD_METRICS
 from octavo.testbed.stack import Stack, token_request
 
-from .conftest import StartStack
+from ..conftest import StartStack
 
 pytestmark = pytest.mark.system
 
