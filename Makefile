@@ -34,7 +34,7 @@ FIRST ?= 0
 # What measures nothing must not overwrite what was measured.
 MEASURED = $(if $(findstring --quick,$(ARGS)),build/paper,docs/paper)
 
-.PHONY: help env serve test upgrade test-checks test-most test-workers test-interfaces test-processes test-kernels test-failures test-studies test-long test-pythons chaos simulate mutants fuzz test-clients test-cluster test-page bench bench-door bench-peers bench-gpu bench-preemption bench-cell bench-failover bench-tp bench-simulator bench-scheduler bench-sampler batch-invariance memory-figures ablations paper-measured models compose-test proto client lock house docs clean test-machines gpu-wheels gpu-first-hour dist dist-test
+.PHONY: help env serve test upgrade test-checks test-most test-workers test-interfaces test-processes test-kernels test-failures test-studies test-long test-pythons chaos simulate mutants fuzz test-clients test-cluster test-page bench bench-door bench-peers bench-gpu bench-preemption bench-cell bench-failover bench-tp bench-simulator bench-scheduler bench-sampler pain batch-invariance memory-figures ablations paper-measured models compose-test proto client lock house docs clean test-machines gpu-wheels gpu-first-hour dist dist-test
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -200,6 +200,9 @@ gpu-wheels: $(READY)  ## Download what a machine with a GPU lacks into build/gpu
 
 bench-sampler: $(READY)  ## Measure choosing tokens; ARGS are those of octavo.bench.parts.sampler_step
 	@$(BIN)/python -m octavo.bench.parts.sampler_step $(ARGS)
+
+pain: $(READY)  ## Show what becomes here of a known issue elsewhere (docs/known_pains.md), all or NAME=...
+	@$(BIN)/python -m tests.known_pains $(NAME)
 
 batch-invariance: $(READY)  ## How many of 1,024 tokens differ between batch compositions (five minutes)
 	@$(BIN)/octavo prepare-model
