@@ -53,7 +53,6 @@ MUTANTS: list[tuple[Mutant, Need]] = [
     (request_mutants.swapped_blocks_do_not_come_back, anywhere),
     (request_mutants.a_window_frees_blocks_that_the_step_still_reads, anywhere),
     (request_mutants.what_a_failed_step_wrote_is_shared, struck_by(faults.fail_steps)),
-    (request_mutants.what_a_spoiled_sequence_wrote_is_shared, struck_by(faults.spoil_sequences)),
     (request_mutants.a_spoiled_sequence_is_computed_on, struck_by(faults.spoil_sequences)),
     (request_mutants.workers_go_on_after_a_failed_step, struck_by(faults.fail_steps)),
     (request_mutants.workers_keep_their_incarnation, struck_by(faults.reset)),

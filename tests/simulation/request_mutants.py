@@ -120,10 +120,6 @@ def what_a_failed_step_wrote_is_shared(patch: Patch) -> None:
     patch.setattr(PrefixCache, "step_answered", lambda self, step_id, *, valid: answered(self, step_id, valid=True))
 
 
-def what_a_spoiled_sequence_wrote_is_shared(patch: Patch) -> None:
-    patch.setattr(KVCacheManager, "distrust", lambda self, sequence_id, sequence: None)
-
-
 def a_spoiled_sequence_is_computed_on(patch: Patch) -> None:
     complete = SequenceTable.complete
 
