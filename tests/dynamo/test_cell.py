@@ -108,7 +108,9 @@ async def test_an_aborted_request_ends_and_others_go_on(cell: Cell, frontend: Fr
 
 async def test_a_request_whose_reader_goes_is_cancelled(cell: Cell, frontend: FrontendInName) -> None:
     answer = await begun(cell, frontend, "a")
+    [call] = cell._calls
     await answer.aclose()
+    assert call.cancelled()
     assert await asyncio.to_thread(frontend.ended.wait, 60)
 
 
