@@ -20,7 +20,7 @@ from octavo.runtime.options.common import (
 )
 from octavo.runtime.options.option import DirectoryPath, Option, Parsed, Real, Several, Whole
 from octavo.runtime.transport.curve_keys import ClientKeys
-from octavo.runtime.transport.endpoints import default_endpoint
+from octavo.runtime.transport.endpoints import default_endpoint, endpoint_to_connect
 
 _COUNT = Whole(at_least=1)
 _BOUND = Whole(at_least=0)
@@ -215,6 +215,25 @@ class FrontendConfig:
             " not there.",
         ),
     ] = False
+    # Of the only scheduler, and only for a frontend that asks nobody for a key: events hold the tokens of all prompts.
+    scheduler_kv_events: Annotated[
+        str,
+        Option(
+            "--scheduler-kv-events",
+            "Where the scheduler publishes KV events, for gateways that ask for them by SubscribeKvEvents. They hold"
+            " the tokens of everybody's prompts. Default: nowhere.",
+            Parsed(endpoint_to_connect, "ENDPOINT"),
+        ),
+    ] = ""
+    scheduler_kv_events_replay: Annotated[
+        str,
+        Option(
+            "--scheduler-kv-events-replay",
+            "Where the scheduler replays KV events: what the frontend has missed, and what came before a gateway."
+            " Default: nowhere.",
+            Parsed(endpoint_to_connect, "ENDPOINT"),
+        ),
+    ] = ""
     open_json_schemas: Annotated[
         bool,
         Option(

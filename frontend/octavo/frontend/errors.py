@@ -46,6 +46,8 @@ class Reason(enum.StrEnum):
     DUPLICATE_ID = "DUPLICATE_ID"
     UNSUPPORTED_FIELD = "UNSUPPORTED_FIELD"
     ATTACH_OFFSET_GONE = "ATTACH_OFFSET_GONE"
+    KV_EVENTS_GONE = "KV_EVENTS_GONE"
+    KV_EVENTS_LOST = "KV_EVENTS_LOST"
     TOO_MANY_REQUESTS = "TOO_MANY_REQUESTS"
     TOO_MUCH_WORK = "TOO_MUCH_WORK"
     TENANT_QUOTA = "TENANT_QUOTA"
@@ -167,7 +169,9 @@ TABLE: Final[dict[Terms, tuple[Reason, ...]]] = {
     # As gRPC itself answers a message that is too large.
     Terms(InvalidRequest, "RESOURCE_EXHAUSTED", 413): (Reason.TOO_LARGE,),
     Terms(Unsupported, "UNIMPLEMENTED", 400): (Reason.UNSUPPORTED_FIELD,),
-    Terms(OutOfRange, "OUT_OF_RANGE", 400): (Reason.ATTACH_OFFSET_GONE,),
+    Terms(OutOfRange, "OUT_OF_RANGE", 400): (Reason.ATTACH_OFFSET_GONE, Reason.KV_EVENTS_GONE),
+    # As gateways tell an end of their stream from a beginning that cannot be.
+    Terms(OutOfRange, "DATA_LOSS", 400): (Reason.KV_EVENTS_LOST,),
     Terms(Unauthenticated, "UNAUTHENTICATED", 401, "authentication_error"): (Reason.UNAUTHENTICATED,),
     Terms(Forbidden, "PERMISSION_DENIED", 403): (Reason.CROSS_SITE, Reason.HOST_NOT_ALLOWED),
     Terms(NotFound, "NOT_FOUND", 404): (

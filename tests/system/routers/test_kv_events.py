@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import zmq
+from smg_grpc_proto import vllm_engine_pb2_grpc as services  # type: ignore[import-untyped]
+from smg_grpc_proto.generated import common_pb2 as common  # type: ignore[import-untyped]
 
 from octavo.testbed.stack import Stack, token_request
 from octavo.testing import vllm_kv_events as vllm
@@ -177,3 +179,19 @@ def test_a_scheduler_says_why_it_cannot_publish(
     assert "the scheduler cannot start" in log
     assert complaint in log
     assert "Traceback" not in log
+
+
+def test_a_gateway_is_told_by_the_frontend(stack: Stack) -> None:
+    stack.environment |= {
+        "OCTAVO_SCHEDULER_KV_EVENTS": endpoint(stack),
+        "OCTAVO_SCHEDULER_KV_EVENTS_REPLAY": replay_endpoint(stack),
+    }
+    stack.start_all()
+    stack.generate(token_request(PROMPT, 1))
+    engine = services.VllmEngineStub(stack.channel)
+    tokens: list[int] = []
+    for batch in engine.SubscribeKvEvents(common.SubscribeKvEventsRequest(), timeout=60):
+        tokens += [token for event in batch.events for block in event.stored.blocks for token in block.token_ids]
+        if len(tokens) >= len(PROMPT):
+            break
+    assert tokens == PROMPT

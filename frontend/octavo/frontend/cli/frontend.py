@@ -47,6 +47,8 @@ def _configure(parsed: Mapping[str, Any]) -> FrontendConfig:
     """Makes the configuration of what was parsed. Raises `EndpointError` and `ModelDirectoryError`."""
     keys = parsed["curve_keys"]
     _check_endpoints(parsed["scheduler_endpoints"], insecure_tcp=parsed["insecure_tcp"], has_keys=keys is not None)
+    if parsed["scheduler_kv_events"]:
+        _check_kv_events(len(parsed["scheduler_endpoints"]), has_api_keys=parsed["api_keys"] is not None)
     directory = resolve_model(parsed["model_directory"], parsed["load_format"])
     return config_of(
         FrontendConfig,
@@ -66,6 +68,20 @@ def _check_endpoints(endpoints: tuple[str, ...], *, insecure_tcp: bool, has_keys
         check_endpoint(endpoint, insecure_tcp=insecure_tcp, has_keys=has_keys)
         if endpoints.count(endpoint) > 1:
             raise EndpointError(f"the scheduler at {endpoint} is named twice; name each once")
+
+
+def _check_kv_events(num_schedulers: int, *, has_api_keys: bool) -> None:
+    """Raises `EndpointError` where KV events must not, or cannot, be passed on."""
+    if has_api_keys:
+        raise EndpointError(
+            "--scheduler-kv-events would show the holder of every key what all others ask; give gateways that want KV"
+            " events a frontend of their own, without --api-keys"
+        )
+    if num_schedulers > 1:
+        raise EndpointError(
+            "--scheduler-kv-events tells what one scheduler's workers hold, and there are several; give gateways a"
+            " frontend for each"
+        )
 
 
 def _run(config: FrontendConfig) -> None:

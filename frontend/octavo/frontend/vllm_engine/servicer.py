@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -26,9 +26,13 @@ from octavo.frontend.request.validation import check_count
 from octavo.frontend.scheduler.pool import SchedulerPool
 from octavo.frontend.stream.generation import Generation
 from octavo.frontend.stream.pacing import paced
+from octavo.frontend.vllm_engine.kv_events import Batch, batch_message, feeding
 from octavo.frontend.vllm_engine.model_files import chunks, read_model_files, tokenizer_archive
 from octavo.frontend.vllm_engine.requests import read_generate
 from octavo.frontend.vllm_engine.responses import Responses
+
+# Each has two sockets to the scheduler.
+_MOST_SUBSCRIBERS = 16
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -42,6 +46,8 @@ class VllmEngine(services.VllmEngineServicer):  # type: ignore[misc]
         self._scheduler = scheduler
         self._name = config.served_model_name
         self._stall_timeout_s = config.stall_timeout_s
+        self._kv_events = config.scheduler_kv_events, config.scheduler_kv_events_replay
+        self._num_subscribers = 0
         self._files = read_model_files(config.model_directory, config.generation_config)
         self._archive = functools.cache(functools.partial(tokenizer_archive, config.model_directory))
         self._began = time.monotonic()
@@ -143,7 +149,29 @@ class VllmEngine(services.VllmEngineServicer):  # type: ignore[misc]
         await _refuse("a profiler", context)
 
     async def SubscribeKvEvents(self, request: Any, context: Context) -> None:
-        await _refuse("events of the KV cache", context)
+        """Writes what is missed first, then what comes, until the gateway hangs up. No load is told beside it: gateways
+        ask for that."""
+        if not self._kv_events[0]:
+            await _refuse("without --scheduler-kv-events, events of the KV cache", context)
+        async with _answering(context):
+            if self._num_subscribers >= _MOST_SUBSCRIBERS:
+                raise Overloaded(Reason.TOO_MANY_REQUESTS, f"{_MOST_SUBSCRIBERS} gateways follow the KV events already")
+            self._num_subscribers += 1
+            try:
+                with feeding(*self._kv_events) as feed:
+                    await self._write_batches(feed.missed(request.start_sequence_number), context)
+                    # A gateway waits for the headers of its call.
+                    with contextlib.suppress(grpc.aio.UsageError):
+                        await context.send_initial_metadata(())
+                    await self._write_batches(feed.live(), context)
+            finally:
+                self._num_subscribers -= 1
+
+    async def _write_batches(self, batches: AsyncGenerator[Batch], context: Context) -> None:
+        async with paced(self._stall_timeout_s) as pace, contextlib.aclosing(batches):
+            async for batch in batches:
+                with pace:
+                    await context.write(batch_message(batch))
 
 
 async def _refuse(what: str, context: Context) -> None:

@@ -63,6 +63,15 @@ def default_endpoint(name: str) -> str:
     return f"ipc://{runtime_directory()}/{name}.sock"
 
 
+def endpoint_to_connect(endpoint: str) -> str:
+    """Returns the ZMQ endpoint of another process; an empty one is none. Raises `EndpointError` for one to bind."""
+    if "*" in endpoint:
+        raise EndpointError(f"{endpoint} is an endpoint to bind; name the scheduler's host instead of *")
+    if endpoint:
+        check_endpoint(endpoint, insecure_tcp=False, has_keys=True)
+    return endpoint
+
+
 def unless_off(address: str) -> str:
     """Returns the address, or an empty one for "off", which a variable can say where it cannot be empty."""
     return "" if address == "off" else address

@@ -92,6 +92,14 @@ def make_publisher(context: "zmq.Context[S]", endpoint: str, *, binds: bool) -> 
     return socket
 
 
+def connect_stranger(context: "zmq.Context[S]", kind: int, endpoint: str) -> S:
+    """Makes the other end of such sockets: a SUB, or a DEALER for a ROUTER that `is_foreign`."""
+    socket = _guarded(context, kind, is_foreign=True)
+    with _closed_on_error(socket):
+        socket.connect(endpoint)
+    return socket
+
+
 def _lock(context: "zmq.Context[S]", socket: S, keys: ServerKeys) -> None:
     open_gate(context)
     socket.setsockopt(zmq.CURVE_SERVER, 1)
