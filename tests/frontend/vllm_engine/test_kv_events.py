@@ -15,14 +15,12 @@ from smg_grpc_proto.generated import common_pb2 as common  # type: ignore[import
 from octavo.frontend.cli.frontend import _check_kv_events
 from octavo.frontend.config import FrontendConfig
 from octavo.runtime.transport.endpoints import EndpointError, endpoint_to_connect
-from octavo.scheduler.kv.prefix_cache import CachedBlock, FilledBlock
 from octavo.scheduler.server.kv_events import EventForm, KVEventsConfig, Published, kv_events
 from octavo.testbed.grpc_calls import reason_of
+from octavo.testing.cached_blocks import CachedBlocks
 from octavo.testing.frontends import running_frontend
 
 _PATIENCE_S = 60.0
-# Its last 64 bits are a negative number.
-LARGE = (1 << 64) - 5
 
 
 class Publisher:
@@ -31,18 +29,15 @@ class Publisher:
     def __init__(self, published: Published) -> None:
         assert published.census
         assert published.stream
-        self._census, self.stream = published.census, published.stream
-        self._census.joined(1)
+        self.stream, self.replica = published.stream, CachedBlocks(published.census)
 
-    def store(self, name: int, parent: int | None = None, depth: int = 0) -> int:
-        """Publishes that a block of two tokens is held; returns the number of the batch."""
-        value, before = (None if each is None else each.to_bytes(32, "big") for each in (name, parent))
-        assert value is not None
-        self._census.stored(FilledBlock(CachedBlock(value, 0, depth), before, [1, 2], "", 0))
+    def store(self, *token_ids: int, first: int = 0) -> int:
+        """Publishes that blocks of two tokens are held; returns the number of the batch."""
+        self.replica.hold([*token_ids], first)
         return self._publish()
 
-    def remove(self, name: int, depth: int = 0) -> int:
-        self._census.removed(CachedBlock(name.to_bytes(32, "big"), 0, depth))
+    def remove(self, *token_ids: int, first: int = 0) -> int:
+        self.replica.drop([*token_ids], first)
         return self._publish()
 
     def _publish(self) -> int:
@@ -55,6 +50,7 @@ async def publishing(directory: Path, **options: Any) -> AsyncIterator[Publisher
     config = KVEventsConfig(
         kv_events_endpoint=f"ipc://{directory}/events.sock",
         kv_events_replay_endpoint=f"ipc://{directory}/replay.sock",
+        kv_events_interval_s=0.0,
         **options,
     )
     with kv_events(config) as published:
@@ -95,7 +91,11 @@ async def read(call: Any, count: int) -> list[Any]:
 @pytest.mark.parametrize("form", EventForm)
 async def test_events_come_as_messages(tmp_path: Path, subscribe: Callable[[int], Any], form: EventForm) -> None:
     async with publishing(tmp_path, kv_events_form=form) as publisher:
-        numbers = [publisher.store(7), publisher.store(LARGE, parent=7, depth=1), publisher.remove(LARGE, depth=1)]
+        # A child whose hash is a negative number where it is signed.
+        child = next(n for n in range(100) if publisher.replica.hashes([1, 2, n, n])[1] >= 1 << 63)
+        hashes = publisher.replica.hashes([1, 2, child, child])
+        numbers = [publisher.store(1, 2), publisher.store(1, 2, child, child, first=1)]
+        numbers.append(publisher.remove(1, 2, child, child, first=1))
         call = subscribe(0)
         first, second, third = batches = await read(call, 3)
         call.cancel()
@@ -103,27 +103,32 @@ async def test_events_come_as_messages(tmp_path: Path, subscribe: Callable[[int]
     assert {batch.dp_rank for batch in batches} == {0}
     cleared, stored = first.events
     assert cleared.HasField("cleared")
-    block = common.KvBlock(block_hash=7, token_ids=[1, 2], block_size=2, cache_level=0)
+    block = common.KvBlock(block_hash=signed(hashes[0]), token_ids=[1, 2], block_size=2, cache_level=0)
     told: dict[str, Any] = {"tier": common.KV_CACHE_TIER_DEVICE, "medium": "GPU", "group_idx": 0}
     kind = {"kv_cache_spec_kind": "full_attention"}
     assert stored.stored == common.KvBlocksStored(blocks=[block], **told, **kind)
-    child = common.KvBlock(block_hash=-5, token_ids=[1, 2], block_size=2, cache_level=0)
+    assert signed(hashes[1]) < 0
+    block = common.KvBlock(block_hash=signed(hashes[1]), token_ids=[child, child], block_size=2, cache_level=0)
     (stored,) = second.events
-    assert stored.stored == common.KvBlocksStored(blocks=[child], parent_block_hash=7, **told, **kind)
+    assert stored.stored == common.KvBlocksStored(blocks=[block], parent_block_hash=signed(hashes[0]), **told, **kind)
     (removed,) = third.events
-    assert removed.removed == common.KvBlocksRemoved(block_hashes=[-5], cache_level=0, **told)
+    assert removed.removed == common.KvBlocksRemoved(block_hashes=[signed(hashes[1])], cache_level=0, **told)
+
+
+def signed(value: int) -> int:
+    return int.from_bytes(value.to_bytes(8), signed=True)
 
 
 async def test_what_comes_later_is_streamed_on(publisher: Publisher, subscribe: Callable[[int], Any]) -> None:
-    numbers = [publisher.store(1)]
+    numbers = [publisher.store(1, 1)]
     call = subscribe(0)
     batches = await read(call, 1)
     for name in range(2, 50):
-        numbers.append(publisher.store(name))
+        numbers.append(publisher.store(name, name))
         await asyncio.sleep(0)
     # Before the frontend's subscription has reached the scheduler it misses some, and has them replayed later.
     while len(batches) < len(numbers):
-        numbers.append(publisher.store(1000 + len(numbers)))
+        numbers.append(publisher.store(1000, len(numbers)))
         try:
             async with asyncio.timeout(0.05):
                 while len(batches) < len(numbers):
@@ -140,7 +145,7 @@ async def test_what_comes_later_is_streamed_on(publisher: Publisher, subscribe: 
 async def test_a_gateway_goes_on_from_the_batch_that_it_has(
     publisher: Publisher, subscribe: Callable[[int], Any]
 ) -> None:
-    numbers = [publisher.store(name) for name in range(1, 6)]
+    numbers = [publisher.store(name, name) for name in range(1, 6)]
     call = subscribe(numbers[2])
     assert [batch.sequence_number for batch in await read(call, 3)] == numbers[2:]
     call.cancel()
@@ -155,7 +160,7 @@ async def test_headers_come_before_the_first_event(publisher: Publisher, subscri
 
 async def test_one_who_has_been_away_for_too_long_begins_anew(tmp_path: Path, subscribe: Callable[[int], Any]) -> None:
     async with publishing(tmp_path, kv_events_buffer=2) as publisher:
-        numbers = [publisher.store(name) for name in range(1, 6)]
+        numbers = [publisher.store(name, name) for name in range(1, 6)]
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await read(subscribe(numbers[0]), 1)
         assert raised.value.code() is grpc.StatusCode.OUT_OF_RANGE
@@ -169,14 +174,14 @@ async def test_one_who_outlives_a_scheduler_is_told_that_events_are_lost(
     tmp_path: Path, subscribe: Callable[[int], Any]
 ) -> None:
     async with publishing(tmp_path) as publisher:
-        publisher.store(1)
+        publisher.store(1, 1)
         call = subscribe(0)
         await read(call, 1)
     async with publishing(tmp_path) as publisher:
 
         async def publish() -> None:
             for name in range(2, 10_000):
-                publisher.store(name)
+                publisher.store(name, name)
                 await asyncio.sleep(0.02)
 
         coming = asyncio.create_task(publish())
@@ -205,7 +210,7 @@ async def test_there_is_room_again_once_a_gateway_has_hung_up(
     publisher: Publisher, subscribe: Callable[[int], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("octavo.frontend.vllm_engine.servicer._MOST_SUBSCRIBERS", 1)
-    publisher.store(1)
+    publisher.store(1, 1)
     first = subscribe(0)
     await read(first, 1)
     with pytest.raises(grpc.aio.AioRpcError) as raised:

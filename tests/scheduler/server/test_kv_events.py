@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 import pytest
@@ -14,7 +15,6 @@ import zmq.asyncio
 
 from octavo.runtime.transport.endpoints import EndpointError
 from octavo.scheduler.kv.census import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
-from octavo.scheduler.kv.prefix_cache import CachedBlock, FilledBlock
 from octavo.scheduler.server.kv_events import (
     EventForm,
     KVEventsConfig,
@@ -24,9 +24,12 @@ from octavo.scheduler.server.kv_events import (
     kv_events,
 )
 from octavo.testing import vllm_kv_events as vllm
+from octavo.testing.cached_blocks import CachedBlocks
 
 TOPIC = b"kv@10.0.0.1:8000@model"
 FIRST = 5000
+# What the replica of a stream holds.
+REPLICAS: WeakKeyDictionary[KVEventStream, CachedBlocks] = WeakKeyDictionary()
 _END = b"\xff" * 8
 _PATIENCE_S = 60.0
 STORED = BlockStored(0, 0, "", 2, None, [2**64 - 1, 7], [1, 2, 3, 4])
@@ -154,6 +157,7 @@ def config(tmp_path: Path) -> KVEventsConfig:
         kv_events_endpoint=f"ipc://{tmp_path}/events.sock",
         kv_events_replay_endpoint=f"ipc://{tmp_path}/replay.sock",
         kv_events_topic=TOPIC.decode(),
+        kv_events_interval_s=0.0,
     )
 
 
@@ -168,7 +172,7 @@ async def publishing(config: KVEventsConfig) -> AsyncIterator[Published]:
     with kv_events(config) as published:
         assert published.census
         assert published.stream
-        published.census.joined(1)
+        REPLICAS[published.stream] = CachedBlocks(published.census)
         running = asyncio.create_task(published.replays.run()) if published.replays else None
         published.stream.next_number = FIRST
         yield published
@@ -179,12 +183,10 @@ async def publishing(config: KVEventsConfig) -> AsyncIterator[Published]:
 
 
 def publish(published: Published, *names: int) -> None:
-    """A batch for each of these blocks, which are all their sequence's first."""
-    assert published.census
+    """A batch for each of these blocks, which are all their sequence's first, of two tokens."""
     assert published.stream
     for name in names:
-        content = CachedBlock(name.to_bytes(32, "big"), 0, 0)
-        published.census.stored(FilledBlock(content, None, [name] * 16, "", 0))
+        REPLICAS[published.stream].hold([name, name])
         published.stream.publish()
 
 
@@ -210,7 +212,7 @@ async def test_batches_come_in_three_frames_and_are_numbered_without_gaps(
         for number, name in ((last + 1, 1), (last + 2, 2)):
             topic, told, batch = await subscriber.next()
             assert (topic, told) == (TOPIC, number)
-            assert [event.block_hashes for event in batch.events] == [[name]]
+            assert [event.token_ids for event in batch.events] == [[name, name]]
             assert batch.data_parallel_rank == 0
         subscriber.close()
 
@@ -248,8 +250,8 @@ async def test_a_gap_is_mended_by_a_replay(config: KVEventsConfig, context: zmq.
         subscriber = Subscriber(context, config)
         replayed = await subscriber.replay(FIRST + 150)
         assert [number for number, _ in replayed] == list(range(FIRST + 150, FIRST + 199))
-        assert [vllm.decode(payload).events[0].block_hashes for _, payload in replayed] == [
-            [name] for name in range(151, 200)
+        assert [vllm.decode(payload).events[0].token_ids for _, payload in replayed] == [
+            [name, name] for name in range(151, 200)
         ]
         assert await subscriber.replay(FIRST + 199) == []
         assert await subscriber.replay(2**64 - 1) == []
@@ -374,13 +376,22 @@ async def test_events_are_sent_to_a_collector_that_listens_elsewhere(
     collector = context.socket(zmq.SUB)
     port = collector.bind_to_random_port("tcp://127.0.0.1")
     collector.subscribe(b"")
-    async with publishing(KVEventsConfig(kv_events_endpoint=f"tcp://127.0.0.1:{port}")) as published:
+    async with publishing(
+        KVEventsConfig(kv_events_endpoint=f"tcp://127.0.0.1:{port}", kv_events_interval_s=0.0)
+    ) as published:
         name = 1
         while not await collector.poll(20):
             publish(published, name)
             name += 1
         assert (await collector.recv_multipart())[0] == b""
     collector.close(linger=0)
+
+
+async def test_what_changes_in_one_interval_comes_in_one_batch(config: KVEventsConfig) -> None:
+    async with publishing(replace(config, kv_events_interval_s=3600.0)) as published:
+        assert published.stream
+        publish(published, 1, 2, 3)
+        assert published.stream.next_number == FIRST + 1
 
 
 # -- options ----------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from functools import partial
 
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.events import (
@@ -17,6 +18,8 @@ from octavo.scheduler.core.events import (
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.scheduler import Scheduler
 from octavo.scheduler.core.sequence import SequenceGroup
+from octavo.scheduler.kv.census import BlockCensus
+from octavo.scheduler.kv.manager import paged_memory
 from octavo.wire.base import SCHEMA_VERSION
 from octavo.wire.costs import StepCosts
 from octavo.wire.requests import CacheKey, Rejected, Request
@@ -97,8 +100,9 @@ class SchedulerAlone:
         num_cpu_blocks: int = 0,
         costs: StepCosts | None = None,
         seed: int = 0,
+        census: BlockCensus | None = None,
     ) -> None:
-        self.core = Scheduler(config, epoch=1)
+        self.core = Scheduler(config, epoch=1, make_memory=partial(paged_memory, census=census))
         self._random = random.Random(seed)
         self._now = 0.0
         self.core.handle(FrontendJoined(_FRONTEND), 0.0)

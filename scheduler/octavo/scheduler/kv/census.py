@@ -1,10 +1,18 @@
-"""The census of a cell's cached blocks: on how many replicas each is held, and what of that others are to be told.
+"""The census of a cell's cached blocks: which any replica holds, and what of that others are to be told.
 
 To whoever routes requests a cell is one place, for its scheduler finds the replica that holds a prompt's beginning. So
 a block is stored when the first replica holds it, and removed when the last has dropped it.
+
+While steps are planned and booked, a replica's prefix cache only notes where it may have changed; what that comes to
+is found out when somebody asks.
 """
 
-from octavo.scheduler.kv.prefix_cache import CachedBlock, FilledBlock
+from collections.abc import Iterator
+from collections.abc import Sequence as Ordered
+from struct import unpack
+
+from octavo.scheduler.core.sequence import Sequence
+from octavo.scheduler.kv.prefix_cache import PrefixCache, block_hashes
 from octavo.wire.base import Value
 
 _HASH_BYTES = 8
@@ -38,106 +46,139 @@ KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class BlockCensus:
-    """Counts the replicas that hold a block, told by the prefix caches of all of them, and collects what changes until
-    it is taken. What comes and goes in between is not told; nor is a block whose parent is not, for nobody would find
-    it, until its parent is."""
+    """Knows what was told of the replicas' caches, and tells what has changed since. A block is told of once its step
+    has been answered; one whose parent is not told is not either, for nobody would find it, until its parent is. Blocks
+    behind a salt are nobody else's to know of."""
 
     def __init__(self) -> None:
-        self._num_holders: dict[CachedBlock, int] = {}
-        # What is held and was not told yet.
-        self._untold: dict[CachedBlock, FilledBlock] = {}
-        # What was told and is held no more, in order; the values mean nothing.
-        self._removed: dict[CachedBlock, None] = {}
-        self._num_groups = 0
+        # By KV group, the hashes of the blocks that were told; and those that a cache has dropped since: another may
+        # hold them still, or they may be back.
+        self.told: list[set[bytes]] = []
+        self.dropped: list[list[bytes]] = []
+        self._replicas: list[ReplicaWatch] = []
         self._is_cleared = False
-        self._has_changed = False
 
-    def joined(self, num_groups: int) -> None:
-        """Books a replica that joins, with so many KV groups, and holds nothing yet: where none holds anything, others
-        forget what they may have been told before."""
-        self._num_groups = max(self._num_groups, num_groups)
-        if not self._num_holders:
-            self._removed.clear()
-            self._is_cleared = self._has_changed = True
+    def join(self, cache: PrefixCache, block_size: int, windows: Ordered[int]) -> "ReplicaWatch":
+        """Returns the watch of a replica that joins, whose cache is empty. Where no replica was, others forget what
+        they may have been told before."""
+        while len(self.told) < len(windows):
+            self.told.append(set())
+            self.dropped.append([])
+        self._is_cleared |= not self._replicas
+        watch = ReplicaWatch(self, cache, block_size, windows)
+        self._replicas.append(watch)
+        return watch
 
-    def stored(self, block: FilledBlock) -> None:
-        """Books that one more replica holds a block."""
-        content = block.content
-        count = self._num_holders[content] = self._num_holders.get(content, 0) + 1
-        if count == 1:
-            self._has_changed = True
-            if content in self._removed:
-                del self._removed[content]
-            else:
-                self._untold[content] = block
-
-    def removed(self, content: CachedBlock) -> None:
-        """Books that one replica less holds a block; one that no replica holds is ignored."""
-        count = self._num_holders.get(content, 0)
-        if count > 1:
-            self._num_holders[content] = count - 1
-        elif count == 1:
-            self._has_changed = True
-            del self._num_holders[content]
-            if self._untold.pop(content, None) is None:
-                self._removed[content] = None
+    def leave(self, watch: "ReplicaWatch") -> None:
+        """Takes a replica's cache out."""
+        self._replicas.remove(watch)
+        for content in watch.cache.confirmed:
+            self.dropped[content.kv_group].append(content.value)
 
     def take(self) -> list[KVEvent]:
         """Returns what has changed since the last call: what is gone first, then what is new, parents before
         children."""
-        if not self._has_changed:
-            return []
-        events: list[KVEvent] = [AllBlocksCleared()] if self._is_cleared else []
-        events += _removals(self._removed)
-        events += _runs(self._take_untold())
-        self._removed = {}
-        self._is_cleared = self._has_changed = False
-        return events
-
-    def _take_untold(self) -> list[FilledBlock]:
-        """Takes the blocks that are to be told now, all but those whose parents are not."""
-        told: list[FilledBlock] = []
+        events: list[KVEvent] = [
+            BlockRemoved(kv_group, short_hashes(gone))
+            for kv_group, dropped in enumerate(self.dropped)
+            if dropped and (gone := self._take_dropped(kv_group))
+        ]
+        if self._is_cleared:
+            self._is_cleared = False
+            for told in self.told:
+                told.clear()
+            events = [AllBlocksCleared()]
         count = -1
         # Again where a parent may have come behind its child.
-        while self._untold and count < len(told):
-            count = len(told)
-            for content, block in list(self._untold.items()):
-                if block.parent is None or self._is_told(block.parent, content.depth - 1):
-                    del self._untold[content]
-                    told.append(block)
-        return told
+        while count < len(events):
+            count = len(events)
+            for watch in self._replicas:
+                if watch.unsettled:
+                    events += watch.take()
+        return events
 
-    def _is_told(self, value: bytes, depth: int) -> bool:
+    def _take_dropped(self, kv_group: int) -> list[bytes]:
+        told, dropped = self.told[kv_group], self.dropped[kv_group]
+        gone = told.intersection(dropped)
+        dropped.clear()
+        for watch in self._replicas:
+            gone -= watch.cache.confirmed_among(kv_group, gone)
+        told -= gone
+        return list(gone)
+
+
+class ReplicaWatch:
+    """Is the `CacheWatch` of one replica, whose KV groups have these `windows`."""
+
+    def __init__(self, census: BlockCensus, cache: PrefixCache, block_size: int, windows: Ordered[int]) -> None:
+        self.cache = cache
+        self.dropped = census.dropped
+        # Sequences of which blocks may have to be told, from one on.
+        self.unsettled: dict[Sequence, int] = {}
+        self._census = census
+        self._block_size = block_size
+        self._windows = windows
+
+    def filled(self, sequence: Sequence, first: int) -> None:
+        if first < self.unsettled.setdefault(sequence, first):
+            self.unsettled[sequence] = first
+
+    def closed(self) -> None:
+        self._census.leave(self)
+
+    def take(self) -> list[BlockStored]:
+        """Returns an event for each run of blocks that follow one another and are to be told now. What is still to be
+        computed, or lacks its parent, stays for later."""
+        unsettled, self.unsettled = self.unsettled, {}
+        events: list[BlockStored] = []
+        for sequence, first in unsettled.items():
+            hashes, key = block_hashes(sequence, self._block_size), sequence.cache_key
+            if key.salt:
+                hashes = hashes[: key.salted_from // self._block_size]
+            for kv_group in range(len(self._windows)):
+                for begin, run in self._runs(sequence, hashes, first, kv_group):
+                    events.append(self._event(sequence, hashes, kv_group, begin, run))
+        return events
+
+    def _runs(
+        self, sequence: Sequence, hashes: list[bytes], first: int, kv_group: int
+    ) -> Iterator[tuple[int, list[bytes]]]:
+        """Yields the first block, and all contents, of each run from `first` on."""
+        told, values, run = self._census.told[kv_group], hashes[first:], list[bytes]()
+        for depth, (value, is_confirmed) in enumerate(
+            zip(values, self.cache.are_confirmed(kv_group, values), strict=True), first
+        ):
+            if is_confirmed is not None and value not in told:
+                if is_confirmed and (run or not depth or self._is_told(hashes[depth - 1])):
+                    told.add(value)
+                    run.append(value)
+                    continue
+                self.filled(sequence, depth)
+            if run:
+                yield depth - len(run), run
+                run = []
+        if run:
+            yield len(hashes) - len(run), run
+
+    def _is_told(self, value: bytes) -> bool:
         """Tells whether a block was told, of whichever KV group: where a window has passed, its own may lack it."""
-        contents = (CachedBlock(value, kv_group, depth) for kv_group in range(self._num_groups))
-        return any(content in self._num_holders and content not in self._untold for content in contents)
+        return any(value in told for told in self._census.told)
+
+    def _event(
+        self, sequence: Sequence, hashes: list[bytes], kv_group: int, first: int, run: list[bytes]
+    ) -> BlockStored:
+        size = self._block_size
+        return BlockStored(
+            kv_group,
+            self._windows[kv_group],
+            sequence.cache_key.adapter,
+            size,
+            short_hashes(hashes[first - 1 : first])[0] if first else None,
+            short_hashes(run),
+            sequence.known_tokens(first * size, (first + len(run)) * size),
+        )
 
 
-def _removals(contents: dict[CachedBlock, None]) -> list[BlockRemoved]:
-    of_group: dict[int, list[int]] = {}
-    for content in contents:
-        of_group.setdefault(content.kv_group, []).append(short_hash(content.value))
-    return [BlockRemoved(kv_group, hashes) for kv_group, hashes in of_group.items()]
-
-
-def _runs(blocks: list[FilledBlock]) -> list[BlockStored]:
-    """Returns an event for each run of blocks that follow one another."""
-    runs: list[BlockStored] = []
-    # By the KV group and the content of its last block.
-    ending_in: dict[tuple[int, bytes | None], BlockStored] = {}
-    for block in blocks:
-        content = block.content
-        run = ending_in.pop((content.kv_group, block.parent), None)
-        if run is None:
-            parent = None if block.parent is None else short_hash(block.parent)
-            run = BlockStored(content.kv_group, block.window, block.adapter, len(block.token_ids), parent, [], [])
-            runs.append(run)
-        run.hashes.append(short_hash(content.value))
-        run.token_ids.extend(block.token_ids)
-        ending_in[content.kv_group, content.value] = run
-    return runs
-
-
-def short_hash(value: bytes) -> int:
-    """Returns a block's hash as others know it: its last 64 bits."""
-    return int.from_bytes(value[-_HASH_BYTES:], "big")
+def short_hashes(values: list[bytes]) -> list[int]:
+    """Returns blocks' hashes as others know them: the last 64 bits of each."""
+    return list(unpack(f">{len(values)}Q", b"".join([value[-_HASH_BYTES:] for value in values])))

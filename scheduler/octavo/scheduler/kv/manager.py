@@ -14,12 +14,9 @@ from octavo.scheduler.kv.memory import Growth, TokenRun
 from octavo.scheduler.kv.prefix_cache import (
     Begin,
     CachedBlock,
-    CacheWatch,
-    FilledBlock,
     PrefixLookup,
     Tail,
     block_hashes,
-    filled_block,
     first_visible,
     root_hash,
     salt_of,
@@ -34,7 +31,7 @@ class KVCacheManager:
     holds the block tables of the sequences with KV on one replica, and the prefix cache over all its blocks.
 
     `windows`: one per KV group, in tokens, 0 for none. `watermark`: the share of all blocks that must be left free when
-    a group starts beside others. `watch` is told what the prefix cache holds.
+    a group starts beside others. The `census` counts what the prefix cache holds.
 
     A block enters the prefix cache as soon as a plan fills it, before the step is answered: a replica runs its plans in
     order, and writes a step's KV before it reads any, so a sequence that shares the block finds it filled. If the step
@@ -50,7 +47,7 @@ class KVCacheManager:
         prefix_caching: bool = True,
         windows: Ordered[int] = (0,),
         num_cpu_blocks: int = 0,
-        watch: CacheWatch | None = None,
+        census: BlockCensus | None = None,
     ) -> None:
         self.block_size = block_size
         self.num_usable = num_blocks
@@ -61,7 +58,8 @@ class KVCacheManager:
         self._prefix_caching = prefix_caching
         self.blocks = DeviceBlocks(num_blocks, len(self._windows), prefix_caching=prefix_caching)
         self._pool, self._cache = self.blocks.pool, self.blocks.cache
-        self._cache.watch = watch
+        if census is not None:
+            self._cache.watch = census.join(self._cache, block_size, self._windows)
         self._take, self._release = self.blocks.take, self.blocks.release
         self._tables: dict[Sequence, BlockTable] = {}
         self._lookup = PrefixLookup(self._cache, block_size, self._windows)
@@ -250,6 +248,8 @@ class KVCacheManager:
             return []
         if table.is_private:
             return []
+        if self._cache.watch is not None:
+            self._cache.watch.filled(sequence, first)
         return [
             Remap(sequence.placement.sequence_id, group, logical, table.groups[group][logical])
             for logical in range(first, num_full)
@@ -265,9 +265,7 @@ class KVCacheManager:
         """Offers one block; returns whether another block took its place in the sequence's table."""
         blocks = self._tables[sequence].groups[content.kv_group]
         own = blocks[content.depth]
-        if own == NULL_BLOCK or self._cache.insert(
-            content, own, step_id, sequence.placement.sequence_id, self._described(sequence, content)
-        ):
+        if own == NULL_BLOCK or self._cache.insert(content, own, step_id, sequence.placement.sequence_id):
             return False
         older = self._cache.confirmed_block(content.kv_group, content.value)
         # A block that nobody holds is left alone: to take it would need a free block that this step may count on.
@@ -277,12 +275,6 @@ class KVCacheManager:
         blocks[content.depth] = older
         self.blocks.parked[step_id].append(own)
         return True
-
-    def _described(self, sequence: Sequence, content: CachedBlock) -> FilledBlock | None:
-        """Describes a block for the watch; returns None if there is none, or it is not to know."""
-        if self._cache.watch is None:
-            return None
-        return filled_block(sequence, content, self.block_size, self._windows[content.kv_group])
 
     def slide(self, sequence: Sequence, step_id: int) -> None:
         """Gives up blocks that no token after those computed in `step_id` can see.
@@ -391,8 +383,9 @@ class KVCacheManager:
             for logical, block_id in enumerate(blocks[:num_full]):
                 if block_id != NULL_BLOCK:
                     # Where another block holds the same, this one is to be found, for that one may go.
-                    content = self._content(sequence, group, logical)
-                    self._cache.replace(content, block_id, self._described(sequence, content))
+                    self._cache.replace(self._content(sequence, group, logical), block_id)
+        if self._cache.watch is not None:
+            self._cache.watch.filled(sequence, 0)
         if sequence.num_prompt % size:
             tokens = sequence.known_tokens(num_full * size, sequence.num_prompt)
             parent = hashes[num_full - 1] if num_full else root_hash(sequence.cache_key)
@@ -428,10 +421,8 @@ class KVCacheManager:
 
 
 def paged_memory(hello: WorkerHello, config: SchedulerConfig, census: BlockCensus | None = None) -> KVCacheManager:
-    """Makes the memory of a replica that joins: blocks as its worker has them, kept as `config` says. Cached ones are
-    counted in the `census`, if there is one."""
-    if census is not None:
-        census.joined(len(hello.kv_groups))
+    """Makes the memory of a replica that joins: blocks as its worker has them, kept as `config` says, and counted in
+    the `census`, if there is one."""
     return KVCacheManager(
         hello.num_blocks,
         hello.block_size,
@@ -439,5 +430,5 @@ def paged_memory(hello: WorkerHello, config: SchedulerConfig, census: BlockCensu
         prefix_caching=config.prefix_caching,
         windows=[group.window for group in hello.kv_groups],
         num_cpu_blocks=hello.num_cpu_blocks,
-        watch=census,
+        census=census,
     )

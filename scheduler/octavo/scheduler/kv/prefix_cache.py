@@ -9,7 +9,7 @@ continues, if it does. The KV group a block belongs to is part of the key.
 import hashlib
 import sys
 from array import array
-from collections.abc import KeysView
+from collections.abc import Iterator, KeysView
 from collections.abc import Sequence as Ordered
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -85,33 +85,17 @@ class CachedBlock(Value, frozen=True):
         return self
 
 
-class FilledBlock(Value, frozen=True):
-    """A cached block as others are told of it: its content, the tokens that it holds, the hash of all before them (None
-    for the first block), the adapter that it was computed with, and its KV group's window in tokens (0: none)."""
-
-    content: CachedBlock
-    parent: bytes | None
-    token_ids: list[int]
-    adapter: str
-    window: int
-
-
-def filled_block(sequence: Sequence, content: CachedBlock, block_size: int, window: int) -> FilledBlock | None:
-    """Describes a full block of a sequence; returns None for one behind a salt, which is nobody else's to know of."""
-    key, depth = sequence.cache_key, content.depth
-    if salt_of(key, depth, block_size):
-        return None
-    parent = block_hashes(sequence, block_size)[depth - 1] if depth else None
-    tokens = sequence.known_tokens(depth * block_size, (depth + 1) * block_size)
-    return FilledBlock(content, parent, tokens, key.adapter, window)
-
-
 class CacheWatch(Protocol):
-    """Is told which content a cache holds for certain, as that changes; what was never `stored` may be `removed`."""
+    """Is told where the content of a cache may have changed."""
 
-    def stored(self, block: FilledBlock) -> None: ...
+    # By KV group: hashes of blocks that were not provisional, and that the cache has dropped.
+    dropped: list[list[bytes]]
 
-    def removed(self, content: CachedBlock) -> None: ...
+    def filled(self, sequence: Sequence, first: int) -> None:
+        """Notes that blocks of the sequence from `first` on are in the cache, or will be."""
+
+    def closed(self) -> None:
+        """Notes that the cache is gone."""
 
 
 class PrefixCache:
@@ -119,21 +103,18 @@ class PrefixCache:
     else.
 
     An entry made by a step that is still outstanding is provisional: groups planned later may share it, for a replica
-    runs its plans in order; it goes if the step fails, or what the step was to compute there is skipped. The `watch`,
-    if there is one, is told of an entry that comes with a description once it is not provisional.
+    runs its plans in order; it goes if the step fails, or what the step was to compute there is skipped.
     """
 
-    def __init__(self, num_kv_groups: int, watch: CacheWatch | None = None) -> None:
-        self.watch = watch
+    def __init__(self, num_kv_groups: int) -> None:
+        self.watch: CacheWatch | None = None
         self._block_of: list[dict[bytes, int]] = [{} for _ in range(num_kv_groups)]
         self._content_of: dict[int, CachedBlock] = {}
         # Blocks that an outstanding step fills, those steps, and the sequences (by id) that it computes there.
         self._filled_by: dict[int, tuple[int, int]] = {}
-        # Descriptions of these blocks for the watch.
-        self._descriptions: dict[int, FilledBlock] = {}
 
     def __deepcopy__(self, memo: dict[int, object]) -> "PrefixCache":
-        """Copies the cache, but for its watch: nobody is told what becomes of a copy."""
+        """Copies the cache without its watch: what becomes of a copy is nobody's business."""
         double = PrefixCache(0)
         double._block_of = [dict(blocks) for blocks in self._block_of]
         double._content_of, double._filled_by = dict(self._content_of), dict(self._filled_by)
@@ -160,6 +141,16 @@ class PrefixCache:
         block_id = self._block_of[kv_group].get(value)
         return None if block_id in self._filled_by else block_id
 
+    def are_confirmed(self, kv_group: int, values: Ordered[bytes]) -> list[bool | None]:
+        """Tells of each content whether the step that filled its block has been answered; None where there is none."""
+        block_of, filled_by = self._block_of[kv_group], self._filled_by
+        return [None if (block_id := block_of.get(value)) is None else block_id not in filled_by for value in values]
+
+    def confirmed_among(self, kv_group: int, values: AbstractSet[bytes]) -> set[bytes]:
+        """Returns those of the contents of which there is a block whose step has been answered."""
+        block_of = self._block_of[kv_group] if kv_group < len(self._block_of) else {}
+        return {value for value in values & block_of.keys() if block_of[value] not in self._filled_by}
+
     def filler(self, block_id: int) -> tuple[int, int] | None:
         """Returns the outstanding step that fills the block, and the sequence (by id) that it computes there; None if
         none does."""
@@ -169,14 +160,7 @@ class PrefixCache:
         """Returns the indexed blocks that outstanding steps fill with what they compute of this sequence."""
         return [block_id for block_id, (_, owner) in self._filled_by.items() if owner == sequence_id]
 
-    def insert(
-        self,
-        content: CachedBlock,
-        block_id: int,
-        step_id: int,
-        sequence_id: int,
-        description: FilledBlock | None = None,
-    ) -> bool:
+    def insert(self, content: CachedBlock, block_id: int, step_id: int, sequence_id: int) -> bool:
         """Indexes the block, which will hold this content once `step_id` has computed this sequence. Returns False, and
         changes nothing, where another block holds it already."""
         blocks = self._block_of[content.kv_group]
@@ -185,11 +169,9 @@ class PrefixCache:
         blocks[content.value] = block_id
         self._content_of[block_id] = content
         self._filled_by[block_id] = step_id, sequence_id
-        if description is not None:
-            self._descriptions[block_id] = description
         return True
 
-    def replace(self, content: CachedBlock, block_id: int, description: FilledBlock | None = None) -> None:
+    def replace(self, content: CachedBlock, block_id: int) -> None:
         """Makes the block, which holds this content for certain, the one to be found."""
         former = self._block_of[content.kv_group].get(content.value)
         if former != block_id:
@@ -198,7 +180,6 @@ class PrefixCache:
             self.remove(block_id)
             self._block_of[content.kv_group][content.value] = block_id
             self._content_of[block_id] = content
-            self._tell_stored(description)
 
     def step_answered(self, step_id: int, *, valid: bool) -> None:
         """Confirms the entries of a step, or takes them out."""
@@ -207,7 +188,6 @@ class PrefixCache:
                 self.remove(block_id)
             else:
                 del self._filled_by[block_id]
-                self._tell_stored(self._descriptions.pop(block_id, None))
 
     def withdraw(self, sequence_ids: AbstractSet[int], after_step: int) -> None:
         """Takes out what outstanding steps after `after_step` were to fill with these sequences."""
@@ -225,29 +205,24 @@ class PrefixCache:
         content = self._content_of.pop(block_id, None)
         if content is not None:
             del self._block_of[content.kv_group][content.value]
-            is_provisional = self._filled_by.pop(block_id, None) is not None
-            if self.watch is not None:
-                self._descriptions.pop(block_id, None)
-                if not is_provisional:
-                    self.watch.removed(content)
+            if self._filled_by.pop(block_id, None) is None and self.watch is not None:
+                self.watch.dropped[content.kv_group].append(content.value)
 
     def close(self) -> None:
-        """Tells the watch that all is gone, and nothing more."""
-        watch, self.watch = self.watch, None
-        if watch is not None:
-            for block_id, content in self._content_of.items():
-                if block_id not in self._filled_by:
-                    watch.removed(content)
+        """Tells the watch that all is gone."""
+        if self.watch is not None:
+            self.watch.closed()
+            self.watch = None
 
-    def _tell_stored(self, description: FilledBlock | None) -> None:
-        if self.watch is not None and description is not None:
-            self.watch.stored(description)
+    @property
+    def confirmed(self) -> Iterator[CachedBlock]:
+        """Yields the content of all blocks whose step has been answered."""
+        return (content for block_id, content in self._content_of.items() if block_id not in self._filled_by)
 
     def check(self) -> None:
         """Asserts that blocks and contents name each other."""
         contents = {(content.kv_group, content.value): block_id for block_id, content in self._content_of.items()}
         assert contents == {(g, value): b for g, blocks in enumerate(self._block_of) for value, b in blocks.items()}
-        assert self._descriptions.keys() <= self._filled_by.keys(), "blocks are described that are not to be filled"
 
 
 # -- lookup -----------------------------------------------------------------------------------------------------------

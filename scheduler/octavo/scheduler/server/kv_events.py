@@ -12,6 +12,7 @@ above all before is an old one, and llm-d sees by a gap as well as by a fall tha
 import asyncio
 import enum
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -106,6 +107,9 @@ class KVEventsConfig:
             "Allow KV events beyond this machine: they hold prompts as token ids, for whoever asks, and unencrypted.",
         ),
     ] = False
+    # Seconds in which changes gather. A router learns soon enough, for a prompt's blocks are there long before its
+    # answer, and the next request after that, is; and a sequence's blocks are told together.
+    kv_events_interval_s: float = 0.5
 
 
 # -- the format -------------------------------------------------------------------------------------------------------
@@ -151,7 +155,7 @@ def _wall_clock() -> float:
 
 class KVEventStream(Collector):
     """Numbers the batches that a census yields, from `first` on, hands them to `send` and keeps the last `num_kept`.
-    `clock` is the one on the wall, in seconds."""
+    Between two batches pass `interval_s` seconds. `clock` is the one on the wall, in seconds."""
 
     def __init__(
         self,
@@ -160,12 +164,15 @@ class KVEventStream(Collector):
         form: EventForm = EventForm.ARRAY,
         num_kept: int = 10_000,
         first: int = 0,
+        interval_s: float = 0.0,
         clock: Callable[[], float] = _wall_clock,
     ) -> None:
         self._census = census
         self._send = send
         self._form = form
         self._clock = clock
+        self._interval_s = interval_s
+        self._next_at = 0.0
         self._kept: deque[bytes] = deque(maxlen=num_kept)
         self.next_number = first
         self._num_published = 0
@@ -173,9 +180,10 @@ class KVEventStream(Collector):
         self._replayed = self._missed = 0
 
     def publish(self) -> None:
-        """Sends what has changed since the last call, if anything has."""
-        if not (events := self._census.take()):
+        """Sends what has changed since the last batch, if it is time for another and anything has."""
+        if (now := time.monotonic()) < self._next_at or not (events := self._census.take()):
             return
+        self._next_at = now + self._interval_s
         batch = encode_batch(events, self._clock(), self._form)
         self._kept.append(batch)
         self._send(_number(self.next_number), batch)
@@ -196,6 +204,11 @@ class KVEventStream(Collector):
             if (index := number - self._oldest) >= 0:
                 self._replayed += 1
                 yield _number(number), self._kept[index]
+
+    @property
+    def num_blocks_told(self) -> int:
+        """Counts the blocks that were told as stored or removed."""
+        return round(self._blocks.total)
 
     @property
     def _oldest(self) -> int:
@@ -305,7 +318,9 @@ def kv_events(config: KVEventsConfig) -> Iterator[Published]:
 
         census, replays = BlockCensus(), None
         first = round(_wall_clock() * _NUMBERS_PER_S)
-        stream = KVEventStream(census, send, config.kv_events_form, config.kv_events_buffer, first)
+        stream = KVEventStream(
+            census, send, config.kv_events_form, config.kv_events_buffer, first, config.kv_events_interval_s
+        )
         if replay_endpoint:
             router = held.enter_context(bind_router(context, replay_endpoint, is_foreign=True))
             replays = Replays(stream, router, topic)
