@@ -107,6 +107,18 @@ async def test_a_place_is_taken_back_once_however_often_they_are_looked_through(
     assert not caplog.records
 
 
+async def test_one_that_waits_costs_one_its_place_however_slowly_that_one_leaves() -> None:
+    # Looked through in every turn, the second time before who has lost a place has left.
+    room = ReadingRoom(places=4, patience_s=0.0)
+    crowd = [Reader(room, "crowd") for _ in range(5)]
+    async with asyncio.timeout(60):
+        await asyncio.gather(*(reader.task for reader in crowd[:3]), return_exceptions=True)
+    await settled()
+    assert [reader.reads and not reader.task.done() for reader in crowd[3:]] == [True, True]
+    for reader in crowd[3:]:
+        await reader.end()
+
+
 async def test_calls_that_end_while_they_wait_or_read_leave_nothing_behind() -> None:
     room = ReadingRoom(places=4, patience_s=LONG_S)
     readers = [Reader(room, "a") for _ in range(4)]

@@ -94,16 +94,17 @@ class ReadingRoom:
             del self._waiting[client]
 
     def _look(self) -> None:
-        """Takes places back from the client with the most, one for each call that waits."""
+        """Takes places back from the client with the most, one for each call that waits and is not yet to get one."""
         self._timer = None
         num_waiting = sum(map(len, self._waiting.values()))
         if not num_waiting:
             return
+        num_ending = sum(place.limit.when() is not None for place in self._taken)
         now = asyncio.get_running_loop().time()
         latest = now - self._patience_s / (1 + num_waiting / self._places)
         [(most, _)] = self._by_client.most_common(1)
         old = (place for place in self._taken if place.client == most and place.since <= latest)
-        for place in list(islice(old, num_waiting)):
+        for place in list(islice(old, max(0, num_waiting - num_ending))):
             place.since = math.inf
             place.limit.reschedule(now)
         self._grant()
