@@ -11,7 +11,7 @@ from smg_grpc_proto import vllm_engine_pb2_grpc as services  # type: ignore[impo
 from smg_grpc_proto.generated import common_pb2 as common  # type: ignore[import-untyped]
 
 from octavo.testbed.stack import Stack, token_request
-from octavo.testing import vllm_kv_events as vllm
+from octavo.testing.oracles import vllm_kv_events as vllm
 
 from ..conftest import StartStack
 
