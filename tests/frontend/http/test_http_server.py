@@ -15,13 +15,14 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from octavo.frontend.access.connections import ConnectionBook
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.errors import ServiceError
 from octavo.frontend.http import protocol as http_protocol
 from octavo.frontend.http import server as http_server
 from octavo.frontend.http.connection import ClientGone, read_body
 from octavo.frontend.http.errors import error_response
-from octavo.frontend.http.server import HttpServer
+from octavo.frontend.http.server import Acceptor, HttpServer
 from octavo.runtime.transport.endpoints import EndpointError
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -310,3 +311,36 @@ async def test_a_stop_cuts_off_what_outlasts_it(config: FrontendConfig, monkeypa
     assert await asyncio.wait_for(reader.read(), 60) == b""
     assert slow.cut_off
     writer.close()
+
+
+async def test_a_stopping_server_refuses_connections_at_once(
+    config: FrontendConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "_STOP_GRACE_S", 60)
+    slow = Slow(config)
+    reader, writer = await slow.asked()
+    stopping = asyncio.create_task(slow.server.stop())
+    await asyncio.sleep(0)
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", slow.server.port)
+    slow.may_answer.set()
+    assert (await response_of(reader))[2] == b"there"
+    await asyncio.wait_for(stopping, 60)
+    await slow.server.stop()
+    writer.close()
+
+
+async def test_a_connection_that_comes_in_the_moment_of_a_stop_is_closed() -> None:
+    empty = asyncio.Event()
+    book = ConnectionBook(2, empty.set)
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as client:
+        listener.setblocking(False)
+        client.settimeout(60)
+        acceptor = Acceptor(listener, book, lambda place: asyncio.Protocol(), None)
+        acceptor.start()
+        # Timers have their turn right after what has come: the connection is accepted, and its task has not begun.
+        asyncio.get_running_loop().call_later(0, acceptor.close)
+        await asyncio.wait_for(empty.wait(), 60)
+        await acceptor.wait_closed()
+        assert client.recv(1) == b""
+        assert len(book) == 0

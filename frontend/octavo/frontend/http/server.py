@@ -92,7 +92,14 @@ class Acceptor:
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         task = asyncio.get_running_loop().create_task(self._connect(accepted, place))
         self._entering.add(task)
-        task.add_done_callback(self._entering.discard)
+        task.add_done_callback(partial(self._entered, accepted, place))
+
+    def _entered(self, accepted: socket.socket, place: Place, task: asyncio.Task[None]) -> None:
+        self._entering.discard(task)
+        # One that is cancelled before its first step cannot tidy up itself.
+        if task.cancelled():
+            place.leave()
+            accepted.close()
 
     async def _connect(self, accepted: socket.socket, place: Place) -> None:
         timeout_s = _HANDSHAKE_S if self._tls else None
@@ -100,7 +107,7 @@ class Acceptor:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: self._make_protocol(place), accepted, ssl=self._tls, ssl_handshake_timeout=timeout_s
             )
-        except (OSError, asyncio.CancelledError):
+        except OSError:
             # Why a handshake failed is for the client to know, not for the log.
             place.leave()
             accepted.close()
@@ -154,13 +161,16 @@ class HttpServer:
         self._acceptor.start()
 
     async def stop(self) -> None:
-        """Stops accepting, gives responses `_STOP_GRACE_S` seconds to end, and cuts off the rest."""
-        if self._dating:
+        """Stops accepting, gives responses `_STOP_GRACE_S` seconds to end, and cuts off the rest. Idempotent."""
+        dating, self._dating = self._dating, None
+        if dating:
             self._acceptor.close()
+            # Who comes now is refused by the system, and may go elsewhere at once.
+            self._socket.close()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_STOP_GRACE_S):
                     await self._end_connections()
-            self._dating.cancel()
+            dating.cancel()
         for task in self._uvicorn.server_state.tasks:
             task.cancel()
         for connection in list(self.connections):
