@@ -2,12 +2,14 @@
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Any
 
 import grpc
 import pytest
 import pytest_asyncio
+from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 from grpc_health.v1 import health, health_pb2
 
 from octavo.client.channels import open_async_channel
@@ -30,6 +32,8 @@ class FrontendInName(FakeFrontend):
     def __init__(self) -> None:
         super().__init__()
         self.ended = threading.Event()
+        # What the next calls are told that there is, in place of a model that serves.
+        self.models: deque[pb.Model] = deque()
 
     def Generate(self, request: pb.GenerateRequest, context: Any) -> Iterator[pb.GenerateResponse]:
         context.add_callback(self.ended.set)
@@ -37,6 +41,8 @@ class FrontendInName(FakeFrontend):
 
     def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:
         self._begin("models", 0, context)
+        if self.models:
+            return pb.ListModelsResponse(models=[self.models.popleft()])
         return super().ListModels(request, context)
 
 
@@ -177,6 +183,27 @@ async def test_a_cell_is_ready_when_its_frontend_serves(
     assert not waiting.done()
     probes.set(SERVICE, SERVING)
     assert await waiting == [Model("m", 64, True, block_size=16, kv_blocks=10)]
+
+
+@pytest.mark.parametrize(
+    "code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.INTERNAL]
+)
+async def test_a_cell_that_goes_as_it_is_asked_what_it_serves_is_waited_for(
+    cell: Cell, frontend: FrontendInName, monkeypatch: pytest.MonkeyPatch, code: grpc.StatusCode
+) -> None:
+    monkeypatch.setattr("octavo.dynamo.cell._PAUSE_S", 0.01)
+    frontend.refusals.append((code, Status(code=code.value[0], message="Socket closed")))
+    assert [model.id for model in await cell.ready()] == ["m"]
+    assert len(frontend.calls) == 2
+
+
+async def test_a_cell_whose_last_worker_goes_as_it_is_asked_is_waited_for(
+    cell: Cell, frontend: FrontendInName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("octavo.dynamo.cell._PAUSE_S", 0.01)
+    frontend.models.append(pb.Model(id="m"))
+    assert [model.max_model_len for model in await cell.ready()] == [64]
+    assert len(frontend.calls) == 2
 
 
 async def test_a_cell_that_refuses_to_say_what_it_serves_is_an_error(cell: Cell, frontend: FrontendInName) -> None:

@@ -14,6 +14,7 @@ from octavo.client.errors import DeadlineError, UnavailableError, make_error, to
 from octavo.client.events import read_event
 from octavo.client.requests import cut_short, read_models
 from octavo.client.results import Model
+from octavo.client.retries import LOST
 from octavo.dynamo.chunks import CANCELLED, Chunk, Chunks
 from octavo.dynamo.requests import read_request
 from octavo.v1 import generation_pb2 as pb
@@ -22,6 +23,7 @@ from octavo.v1 import generation_pb2_grpc as services
 _log = logging.getLogger(__name__)
 _SERVICE: Final = "octavo.v1.GenerationService"
 _PAUSE_S: Final = 1.0
+_ANSWER_S: Final = 5.0
 # How long Dynamo may take to hear of the requests that are cut off.
 _TOLD_S: Final = 2.0
 # Of Dynamo's ids, which clients may choose, as much as is sure to fit.
@@ -47,15 +49,12 @@ class Cell:
         Raises `OctavoError`, above all where the cell wants another API key.
         """
         said = None
-        while (why := await self._away()) is not None:
-            if why != said:
-                _log.info("waiting for the cell: %s", why)
-            said = why
+        while isinstance(found := await self._models(), str):
+            if found != said:
+                _log.info("waiting for the cell: %s", found)
+            said = found
             await asyncio.sleep(_PAUSE_S)
-        try:
-            return read_models(await self._stub.ListModels(pb.ListModelsRequest(), metadata=self._metadata))
-        except grpc.RpcError as error:
-            raise to_error(error) from error
+        return found
 
     async def left(self) -> str:
         """Returns, as soon as the cell takes no more requests, why."""
@@ -117,18 +116,24 @@ class Cell:
                 while self._calls:
                     await asyncio.sleep(0.05)
 
-    async def _away(self) -> str | None:
-        """Returns why the cell takes no requests; None where it does."""
+    async def _models(self) -> list[Model] | str:
+        """Returns the models of the cell, or why it takes no requests. Raises `OctavoError` for what waiting does not
+        mend."""
+        away = "its frontend has no scheduler or no worker yet"
         try:
-            answer = await self._health.Check(self._asked(), timeout=5.0, metadata=self._metadata)
+            health = await self._health.Check(self._asked(), timeout=_ANSWER_S, metadata=self._metadata)
+            if health.status != health_pb2.HealthCheckResponse.SERVING:
+                return away
+            listed = await self._stub.ListModels(pb.ListModelsRequest(), timeout=_ANSWER_S, metadata=self._metadata)
         except grpc.RpcError as failure:
             error = to_error(failure)
-            if isinstance(error, UnavailableError | DeadlineError):
+            is_lost = error.code in LOST and not error.reason
+            if is_lost or isinstance(error, UnavailableError | DeadlineError):
                 return str(error)
             raise error from failure
-        if answer.status != health_pb2.HealthCheckResponse.SERVING:
-            return "its frontend has no scheduler or no worker yet"
-        return None
+        models = read_models(listed)
+        # The last worker may have gone since.
+        return models if all(model.ready for model in models) else away
 
     def _asked(self) -> health_pb2.HealthCheckRequest:
         return health_pb2.HealthCheckRequest(service=_SERVICE)
