@@ -104,6 +104,20 @@ def test_a_block_that_is_filled_anew_is_told_anew(census: BlockCensus, replica: 
     assert taken(census) == [stored(A)]
 
 
+def test_a_block_that_its_last_holder_drops_while_another_computes_it_is_told_anew(
+    census: BlockCensus, replica: CachedBlocks
+) -> None:
+    other = CachedBlocks(census)
+    replica.hold(A)
+    taken(census)
+    step = other.fill(A)
+    assert taken(census) == []
+    replica.drop(A)
+    assert taken(census) == [removed(A)]
+    other.cache.step_answered(step, valid=True)
+    assert taken(census) == [stored(A)]
+
+
 def test_a_child_is_withheld_until_its_parent_is_known(census: BlockCensus, replica: CachedBlocks) -> None:
     replica.hold(ABC, first=1)
     assert taken(census) == []

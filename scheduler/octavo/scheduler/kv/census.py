@@ -148,7 +148,8 @@ class ReplicaWatch:
         for depth, (value, is_confirmed) in enumerate(
             zip(values, self.cache.are_confirmed(kv_group, values), strict=True), first
         ):
-            if is_confirmed is not None and value not in told:
+            # One that is still to be computed was told if another replica holds it, which may drop it before.
+            if is_confirmed is False or (is_confirmed and value not in told):
                 if is_confirmed and (run or not depth or self._is_told(hashes[depth - 1])):
                     told.add(value)
                     run.append(value)
