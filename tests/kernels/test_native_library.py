@@ -1,5 +1,7 @@
 """Which library is loaded, and what is said where none can be."""
 
+import mmap
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -120,6 +122,14 @@ def test_the_openmp_runtime_is_the_one_in_this_process(name: str, is_runtime: bo
     places = ("00:1b 42    /usr/lib/libc.so.6", "00:00 0", f"00:1b 43    {path}")
     maps = "".join(f"7f00-7f01 r-xp 00000000 {place}\n" for place in places)
     assert library.openmp_runtime(maps) == (path if is_runtime else "libgomp.so.1")
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_mapped_file_may_have_any_name(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"weights-\xff")
+    path.write_bytes(b"x")
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
+        assert load().variant in VARIANTS
 
 
 @pytest.mark.usefixtures("compiled")

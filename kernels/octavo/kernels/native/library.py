@@ -71,7 +71,7 @@ def _load() -> NativeLibrary:
     if not LIBRARY.is_file():
         raise NativeUnavailable(f"they were not compiled when Octavo was installed; {_BUILD}")
     try:
-        ctypes.CDLL(openmp_runtime(Path("/proc/self/maps").read_text()), mode=ctypes.RTLD_GLOBAL)
+        ctypes.CDLL(openmp_runtime(os.fsdecode(Path("/proc/self/maps").read_bytes())), mode=ctypes.RTLD_GLOBAL)
         functions = ctypes.CDLL(str(LIBRARY))
     except OSError as error:
         raise NativeUnavailable(f"{LIBRARY} cannot be loaded ({error}); {_BUILD}") from error
