@@ -103,6 +103,7 @@ def test_elsewhere_it_needs_a_flag_with_a_warning(address: str, caplog: pytest.L
         "tcp://127.0.0.1",
         "tcp://127.0.0.1:70000",
         "tcp://127.0.0.1:x",
+        "tcp://[::1:5557",
     ],
 )
 @pytest.mark.parametrize("has_keys", [False, True])

@@ -285,6 +285,14 @@ def samples(stream: KVEventStream) -> dict[str, float]:
     }
 
 
+async def test_nothing_is_kept_where_nobody_can_ask_for_it(config: KVEventsConfig) -> None:
+    async with publishing(replace(config, kv_events_replay_endpoint="")) as published:
+        assert published.stream
+        publish(published, 1, 2)
+        assert published.stream.next_number == FIRST + 2
+        assert list(published.stream.replay(0)) == []
+
+
 async def test_more_batches_are_replayed_than_a_socket_queues(
     config: KVEventsConfig, context: zmq.asyncio.Context
 ) -> None:
@@ -407,8 +415,12 @@ def test_without_an_endpoint_nothing_is_counted() -> None:
     [
         ({"kv_events_endpoint": "tcp://*:5557"}, "--insecure-kv-events"),
         ({"kv_events_endpoint": "tcp://router.example:5557"}, "--insecure-kv-events"),
-        ({"kv_events_endpoint": "5557"}, "is no address; use tcp://"),
-        ({"kv_events_endpoint": "udp://*:5557"}, "is no address; use tcp://"),
+        *(
+            ({"kv_events_endpoint": endpoint, "insecure_kv_events": True}, "is no address; use .*tcp://")
+            for endpoint in ("5557", "udp://*:5557", "tcp://5557", "tcp://*:", "tcp://*:x", "tcp://[::1:5557")
+        ),
+        # ZMQ would take its last 16 bits.
+        ({"kv_events_endpoint": "tcp://localhost:99999"}, "is no address"),
         ({"kv_events_replay_endpoint": "tcp://127.0.0.1:5558"}, "without --kv-events-endpoint"),
         (
             {

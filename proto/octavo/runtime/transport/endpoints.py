@@ -119,7 +119,11 @@ def check_endpoint(endpoint: str, *, insecure_tcp: bool, has_keys: bool) -> None
     Raises `EndpointError` unless `endpoint` is ipc://, tcp:// on loopback, or any tcp:// where there are keys or
     `insecure_tcp` is set, which is logged.
     """
-    parts = urlsplit(endpoint)
+    try:
+        parts = urlsplit(endpoint)
+    except ValueError:
+        # A bracket of an IPv6 address is missing.
+        parts = urlsplit("")
     if parts.scheme == "ipc" and (parts.netloc or parts.path):
         return
     if parts.scheme != "tcp" or not parts.hostname or not _has_port(parts):

@@ -29,7 +29,7 @@ from prometheus_client.registry import Collector
 
 from octavo.runtime.options.option import Option, Whole
 from octavo.runtime.telemetry.numbers import Tally, counter
-from octavo.runtime.transport.endpoints import EndpointError, check_unguarded, claimed, is_loopback
+from octavo.runtime.transport.endpoints import EndpointError, check_endpoint, check_unguarded, claimed, is_loopback
 from octavo.runtime.transport.sockets import bind_router, make_publisher
 from octavo.scheduler.kv.census import AllBlocksCleared, BlockCensus, BlockRemoved, BlockStored, KVEvent
 from octavo.scheduler.server.poller import watching
@@ -318,9 +318,8 @@ def kv_events(config: KVEventsConfig) -> Iterator[Published]:
 
         census, replays = BlockCensus(), None
         first = round(_wall_clock() * _NUMBERS_PER_S)
-        stream = KVEventStream(
-            census, send, config.kv_events_form, config.kv_events_buffer, first, config.kv_events_interval_s
-        )
+        num_kept = config.kv_events_buffer if replay_endpoint else 0
+        stream = KVEventStream(census, send, config.kv_events_form, num_kept, first, config.kv_events_interval_s)
         if replay_endpoint:
             router = held.enter_context(bind_router(context, replay_endpoint, is_foreign=True))
             replays = Replays(stream, router, topic)
@@ -330,11 +329,9 @@ def kv_events(config: KVEventsConfig) -> Iterator[Published]:
 
 def _check(endpoint: str, *, insecure: bool) -> None:
     """Refuses what is no address, and one that others reach unless that is wanted. Raises `EndpointError`."""
-    scheme, _, address = endpoint.partition("://")
-    if not address or scheme not in ("ipc", "tcp"):
-        raise EndpointError(f"{endpoint!r} is no address; use tcp://*:5557, tcp://host:port or ipc:///path")
-    if scheme == "tcp":
-        check_unguarded(address, "KV events", "--insecure-kv-events", allowed=insecure)
+    check_endpoint(endpoint, insecure_tcp=False, has_keys=True)
+    if endpoint.startswith("tcp://"):
+        check_unguarded(endpoint.removeprefix("tcp://"), "KV events", "--insecure-kv-events", allowed=insecure)
 
 
 def _listens(endpoint: str) -> bool:
