@@ -135,8 +135,13 @@ def test_a_router_that_comes_late_or_was_away_is_told_by_a_replay(
     gone.close()
     stack.generate(token_request(OTHER, 1))
     late = subscribe()
-    late.replay()
-    assert late.router.num_matched(PROMPT) == late.router.num_matched(OTHER) == 40
+
+    def is_told() -> bool:
+        # What was generated last may not have been told to anybody yet.
+        late.replay()
+        return late.router.num_matched(PROMPT) == late.router.num_matched(OTHER) == 40
+
+    stack.wait_for(is_told)
 
 
 def test_a_scheduler_that_starts_anew_takes_back_what_was_told(
@@ -166,7 +171,7 @@ def test_a_scheduler_that_starts_anew_takes_back_what_was_told(
     ("variables", "complaint"),
     [
         ({"OCTAVO_KV_EVENTS_ENDPOINT": "tcp://*:5557"}, "--insecure-kv-events"),
-        ({"OCTAVO_KV_EVENTS_ENDPOINT": "nowhere"}, "is no address; use tcp://"),
+        ({"OCTAVO_KV_EVENTS_ENDPOINT": "nowhere"}, "is no address; use ipc://"),
         ({"OCTAVO_KV_EVENTS_REPLAY_ENDPOINT": "tcp://127.0.0.1:5558"}, "without --kv-events-endpoint"),
     ],
 )
