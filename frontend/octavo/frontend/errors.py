@@ -170,8 +170,6 @@ TABLE: Final[dict[Terms, tuple[Reason, ...]]] = {
     Terms(InvalidRequest, "RESOURCE_EXHAUSTED", 413): (Reason.TOO_LARGE,),
     Terms(Unsupported, "UNIMPLEMENTED", 400): (Reason.UNSUPPORTED_FIELD,),
     Terms(OutOfRange, "OUT_OF_RANGE", 400): (Reason.ATTACH_OFFSET_GONE, Reason.KV_EVENTS_GONE),
-    # As gateways tell an end of their stream from a beginning that cannot be.
-    Terms(OutOfRange, "DATA_LOSS", 400): (Reason.KV_EVENTS_LOST,),
     Terms(Unauthenticated, "UNAUTHENTICATED", 401, "authentication_error"): (Reason.UNAUTHENTICATED,),
     Terms(Forbidden, "PERMISSION_DENIED", 403): (Reason.CROSS_SITE, Reason.HOST_NOT_ALLOWED),
     Terms(NotFound, "NOT_FOUND", 404): (
@@ -198,6 +196,8 @@ TABLE: Final[dict[Terms, tuple[Reason, ...]]] = {
         Reason.STREAM_BROKEN,
         Reason.INTERNAL,
     ),
+    # As gateways tell an end of their stream from a beginning that cannot be.
+    Terms(Broken, "DATA_LOSS", 500, "server_error"): (Reason.KV_EVENTS_LOST,),
     Terms(Unavailable, "UNAVAILABLE", 503, "server_error", retry_after_s=1.0): (
         Reason.NO_WORKER,
         Reason.DRAINING,

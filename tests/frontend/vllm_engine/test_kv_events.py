@@ -17,7 +17,7 @@ from octavo.frontend.config import FrontendConfig
 from octavo.runtime.transport.endpoints import EndpointError, endpoint_to_connect
 from octavo.scheduler.server.kv_events import EventForm, KVEventsConfig, Published, kv_events
 from octavo.testbed.grpc_calls import reason_of
-from octavo.testing.cached_blocks import CachedBlocks
+from octavo.testing.fakes.cached_blocks import CachedBlocks
 from octavo.testing.frontends import running_frontend
 
 _PATIENCE_S = 60.0

@@ -12,7 +12,7 @@ from octavo.scheduler.kv.census import (
     KVEvent,
     short_hashes,
 )
-from octavo.testing.cached_blocks import CachedBlocks
+from octavo.testing.fakes.cached_blocks import CachedBlocks
 from octavo.wire.requests import CacheKey
 
 # Three blocks of two tokens, and another that goes on after the first.
@@ -92,6 +92,19 @@ def test_what_comes_and_goes_between_two_turns_is_not_told(census: BlockCensus, 
     replica.drop(AB)
     replica.hold(A)
     assert taken(census) == []
+
+
+def test_a_block_that_another_still_computes_when_its_holder_drops_it_is_told_anew(
+    census: BlockCensus, replica: CachedBlocks
+) -> None:
+    other = CachedBlocks(census)
+    replica.hold(A)
+    step = other.fill(A)
+    assert taken(census) == [stored(A)]
+    replica.drop(A)
+    assert taken(census) == [removed(A)]
+    other.cache.step_answered(step, valid=True)
+    assert taken(census) == [stored(A)]
 
 
 def test_a_block_that_is_filled_anew_is_told_anew(census: BlockCensus, replica: CachedBlocks) -> None:

@@ -23,7 +23,7 @@ from octavo.scheduler.server.kv_events import (
     encode_batch,
     kv_events,
 )
-from octavo.testing.cached_blocks import CachedBlocks
+from octavo.testing.fakes.cached_blocks import CachedBlocks
 from octavo.testing.oracles import vllm_kv_events as vllm
 
 TOPIC = b"kv@10.0.0.1:8000@model"

@@ -10,7 +10,7 @@ import zmq
 import zmq.asyncio
 from smg_grpc_proto.generated import common_pb2 as common  # type: ignore[import-untyped]
 
-from octavo.frontend.errors import OutOfRange, Reason, Unavailable
+from octavo.frontend.errors import Broken, OutOfRange, Reason, Unavailable
 from octavo.runtime.transport.sockets import connect_stranger
 
 _END: Final = b"\xff" * 8
@@ -53,7 +53,7 @@ class KVEventFeed:
             yield batch
 
     async def live(self) -> AsyncGenerator[Batch]:
-        """Yields the batches behind those, as they come. Raises `OutOfRange` if some are lost, and `Unavailable`."""
+        """Yields the batches behind those, as they come. Raises `Broken` if some are lost, and `Unavailable`."""
         while True:
             _, number, payload = await self._sub.recv_multipart()
             batch = Batch(int.from_bytes(number, "big"), payload)
@@ -65,7 +65,7 @@ class KVEventFeed:
                         self._last = missed.number
                         yield missed
             if not self._follows(batch):
-                raise OutOfRange(
+                raise Broken(
                     Reason.KV_EVENTS_LOST,
                     f"KV events {self._last + 1} to {batch.number - 1} are lost; subscribe from 0, and forget what was"
                     " held",

@@ -148,12 +148,12 @@ class ReplicaWatch:
         for depth, (value, is_confirmed) in enumerate(
             zip(values, self.cache.are_confirmed(kv_group, values), strict=True), first
         ):
-            # One that is still to be computed was told if another replica holds it, which may drop it before.
+            if is_confirmed and value not in told and (run or not depth or self._is_told(hashes[depth - 1])):
+                told.add(value)
+                run.append(value)
+                continue
+            # What is told while it is provisional here is held elsewhere, and may be dropped there.
             if is_confirmed is False or (is_confirmed and value not in told):
-                if is_confirmed and (run or not depth or self._is_told(hashes[depth - 1])):
-                    told.add(value)
-                    run.append(value)
-                    continue
                 self.filled(sequence, depth)
             if run:
                 yield depth - len(run), run

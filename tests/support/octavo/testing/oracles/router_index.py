@@ -96,7 +96,9 @@ class RouterIndex:
             if (parent := self._parent_of[content.value]) is None or any(parent == other.value for other in known):
                 known.add(content)
         self._known = known
-        assert self.held == {(content.kv_group, int.from_bytes(content.value[-8:], "big")) for content in known}
+        expected = {(content.kv_group, int.from_bytes(content.value[-8:], "big")): content for content in known}
+        assert self.held <= expected.keys(), f"told of {self.held - expected.keys()}"
+        assert expected.keys() <= self.held, f"not told of {[expected[key] for key in expected.keys() - self.held]}"
 
 
 def computed(memory: KVCacheManager) -> Iterable[CachedBlock]:
