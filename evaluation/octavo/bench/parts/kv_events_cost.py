@@ -91,7 +91,7 @@ class _Side:
             prompt = self._shared + self._random.choices(range(1 << 16), k=load.prompt - load.shared)
             sampling = SamplingParams(max_tokens=load.answer)
             alone.submit(make_request(f"r{self._num_requests}", prompt, sampling))
-        while alone.replica.may_plan:
+        for _ in range(alone.core.config.max_steps_in_flight - len(alone.replica.outstanding)):
             self._timed(alone.schedule)
         result = alone.next_result()
         self._timed(lambda: alone.accept(result))
