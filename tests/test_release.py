@@ -33,13 +33,14 @@ def test_every_page_that_names_the_version_names_this_one(page: str, words: str)
     assert words in read(page)
 
 
-def test_a_release_is_tried_on_every_supported_python() -> None:
+def test_a_release_is_tested_and_tried_on_every_supported_python_before_anything_is_published() -> None:
     jobs = yaml.safe_load(read(".github/workflows/release.yml"))["jobs"]
     steps = jobs["build"]["steps"]
     [pythons] = [step["with"]["python-version"].split() for step in steps if "setup-python" in step.get("uses", "")]
     assert sorted(pythons) == [f"3.{minor}" for minor in supported(PYPROJECT)]
-    assert [step["run"] for step in steps if step.get("run", "").startswith("make")] == ["make dist", "make dist-test"]
-    assert jobs["publish"]["needs"] == jobs["images"]["needs"] == "build"
+    commands = [step["run"] for step in steps if step.get("run", "").startswith(("make", ".ci"))]
+    assert commands == [".ci/run", "make dist", "make dist-test"]
+    assert (jobs["publish"]["needs"], jobs["images"]["needs"]) == ("build", "publish")
 
 
 def test_all_holds_every_part_that_serves() -> None:
