@@ -55,7 +55,7 @@ LOADS = (
 
 
 @dataclass(frozen=True)
-class Cost:
+class EventCost:
     """Holds the CPU time of a step without events and with them, in microseconds, and how many blocks a step tells
     of."""
 
@@ -104,7 +104,7 @@ class _Side:
         self.seconds += time.thread_time() - began
 
 
-def measure(load: Load, *, steps: int) -> Cost:
+def measure(load: Load, *, steps: int) -> EventCost:
     """Measures the cost under a load, after as many steps that are not counted as fill all blocks."""
     with tempfile.TemporaryDirectory() as directory:
         endpoint = f"ipc://{Path(directory) / 'events.sock'}"
@@ -128,7 +128,7 @@ def measure(load: Load, *, steps: int) -> Cost:
                 for side in (off, on) if index % 2 else (on, off):
                     side.step()
             told = published.stream.num_blocks_told - told
-    return Cost(1e6 * off.seconds / steps, 1e6 * on.seconds / steps, told / steps)
+    return EventCost(1e6 * off.seconds / steps, 1e6 * on.seconds / steps, told / steps)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

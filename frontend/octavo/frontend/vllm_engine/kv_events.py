@@ -19,7 +19,7 @@ _PATIENCE_S = 10.0
 _MODULUS: Final = 1 << 64
 
 
-class Batch(NamedTuple):
+class PublishedBatch(NamedTuple):
     """A batch as it was published: its number, and its msgpack."""
 
     number: int
@@ -36,7 +36,7 @@ class KVEventFeed:
         # The number of the last batch that was yielded; 0: none was.
         self._last = 0
 
-    async def missed(self, start: int) -> AsyncGenerator[Batch]:
+    async def missed(self, start: int) -> AsyncGenerator[PublishedBatch]:
         """Yields the batches from `start` on, 0 for all, that are kept.
 
         Raises `OutOfRange` if those behind `start` are no longer, and `Unavailable`.
@@ -52,11 +52,11 @@ class KVEventFeed:
             self._last = batch.number
             yield batch
 
-    async def live(self) -> AsyncGenerator[Batch]:
+    async def live(self) -> AsyncGenerator[PublishedBatch]:
         """Yields the batches behind those, as they come. Raises `Broken` if some are lost, and `Unavailable`."""
         while True:
             _, number, payload = await self._sub.recv_multipart()
-            batch = Batch(int.from_bytes(number, "big"), payload)
+            batch = PublishedBatch(int.from_bytes(number, "big"), payload)
             if not self._follows(batch):
                 async with aclosing(self._replayed(self._last + 1)) as replayed:
                     async for missed in replayed:
@@ -74,11 +74,11 @@ class KVEventFeed:
                 self._last = batch.number
                 yield batch
 
-    def _follows(self, batch: Batch) -> bool:
+    def _follows(self, batch: PublishedBatch) -> bool:
         """Tells whether nothing lies between the last batch and this one."""
         return self._last == 0 or batch.number <= self._last + 1
 
-    async def _replayed(self, start: int) -> AsyncGenerator[Batch]:
+    async def _replayed(self, start: int) -> AsyncGenerator[PublishedBatch]:
         if self._dealer is None:
             return
         await self._dealer.send_multipart([b"", start.to_bytes(8, "big")])
@@ -93,7 +93,7 @@ class KVEventFeed:
                 ) from None
             if number == _END:
                 return
-            yield Batch(int.from_bytes(number, "big"), payload)
+            yield PublishedBatch(int.from_bytes(number, "big"), payload)
 
 
 @contextmanager
@@ -145,7 +145,7 @@ class _Batch(msgspec.Struct, array_like=True):
     data_parallel_rank: int | None = None
 
 
-def batch_message(batch: Batch) -> Any:
+def batch_message(batch: PublishedBatch) -> Any:
     """Returns a batch as a message. Raises `msgspec.ValidationError` for what no scheduler publishes."""
     read = msgspec.msgpack.decode(batch.payload, type=_Batch)
     return common.KvEventBatch(

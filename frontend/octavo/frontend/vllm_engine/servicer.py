@@ -26,7 +26,7 @@ from octavo.frontend.request.validation import check_count
 from octavo.frontend.scheduler.pool import SchedulerPool
 from octavo.frontend.stream.generation import Generation
 from octavo.frontend.stream.pacing import paced
-from octavo.frontend.vllm_engine.kv_events import Batch, batch_message, feeding
+from octavo.frontend.vllm_engine.kv_events import PublishedBatch, batch_message, feeding
 from octavo.frontend.vllm_engine.model_files import chunks, read_model_files, tokenizer_archive
 from octavo.frontend.vllm_engine.requests import read_generate
 from octavo.frontend.vllm_engine.responses import Responses
@@ -167,7 +167,7 @@ class VllmEngine(services.VllmEngineServicer):  # type: ignore[misc]
             finally:
                 self._num_subscribers -= 1
 
-    async def _write_batches(self, batches: AsyncGenerator[Batch], context: Context) -> None:
+    async def _write_batches(self, batches: AsyncGenerator[PublishedBatch], context: Context) -> None:
         async with paced(self._stall_timeout_s) as pace, contextlib.aclosing(batches):
             async for batch in batches:
                 with pace:

@@ -39,7 +39,7 @@ class BlockRemoved(Value, frozen=True):
 
 
 class AllBlocksCleared(Value, frozen=True):
-    """Whatever was told before no longer holds."""
+    """Takes back whatever was told before."""
 
 
 KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
