@@ -43,6 +43,9 @@ def test_the_api_takes_every_object(name: str, version: str) -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_api_takes_the_examples_and_what_the_components_change(version: str) -> None:
     examples = [each for path in EXAMPLES.glob("*.yaml") for each in documents(path) if "externalRules" not in each]
+    assert WHOLE
+    assert WITH_KEDA
+    assert examples
     for each in [*WHOLE, *WITH_KEDA, *examples]:
         validate(each, version)
 
