@@ -30,6 +30,7 @@ from octavo.llm.engine import Engine, EngineError
 from octavo.loadgen import cli as loadgen_cli
 from octavo.loadgen.report import SessionOutcome
 from octavo.runtime.models.hub import HubError, fetch
+from octavo.runtime.models.publish import PublishError, publish
 from octavo.runtime.models.step_times import Calibration, StepTimeModel, TokenTime
 from octavo.runtime.telemetry import optional
 from octavo.runtime.telemetry.numbers import Tally
@@ -53,8 +54,7 @@ from octavo.testing.small.tiny_gguf import write_gguf
 from octavo.wire.base import SCHEMA_VERSION
 from octavo.worker.cli import calibrate as calibrate_cli
 from octavo.worker.health import Liveness, health_server
-from octavo.worker.loading.gguf import convert_with_transformers
-from octavo.worker.loading.publish import PublishError, publish
+from octavo.worker.loading.prepare import convert_with_transformers
 from octavo.worker.models import kernel_race
 from octavo.worker.process import LastWords
 from octavo.worker.tensor_parallel.ranks import LocalRanks
@@ -343,7 +343,7 @@ TRIED: dict[str, tuple[Try, tuple[str, ...]]] = {
     "worker/octavo/worker/loading/convert_weights.py": (pickled_weights, WRITING),
     "worker/octavo/worker/loading/prepare.py": (model_of_a_gguf, WRITING),
     "worker/octavo/worker/loading/gguf.py": (model_by_transformers, WRITING),
-    "worker/octavo/worker/loading/publish.py": (published, MAKING),
+    "worker/octavo/runtime/models/publish.py": (published, MAKING),
     "worker/octavo/worker/health.py": (socket_of_health, MAKING),
     "worker/octavo/worker/tensor_parallel/ranks.py": (meeting_of_ranks, MAKING),
     "evaluation/octavo/loadgen/cli.py": (figures_of_a_load, MAKING + WRITING),

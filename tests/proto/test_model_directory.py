@@ -46,13 +46,6 @@ def test_a_directory_without_configuration_is_refused(tmp_path: Path) -> None:
         resolve_model(str(tmp_path))
 
 
-def test_a_gguf_file_is_refused_with_the_command_that_converts_it(tmp_path: Path) -> None:
-    file = tmp_path / "some.Q4_K_M.gguf"
-    command = f"octavo prepare-model --gguf {file} --output {tmp_path}/some.Q4_K_M"
-    with pytest.raises(ModelDirectoryError, match=f"is a GGUF file .*`{command}`"):
-        resolve_model(str(file))
-
-
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"])
 def test_the_fingerprint_covers_configuration_and_tokenizer(model: Path, name: str) -> None:
     before = fingerprint(model)

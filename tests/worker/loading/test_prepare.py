@@ -13,12 +13,12 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from octavo.runtime.models.directory import BUNDLED_MODEL, prepared_directory
+from octavo.runtime.models.gguf.file import GGUFError
+from octavo.runtime.models.publish import PublishError
 from octavo.testing.small.tiny_gguf import write_gguf
 from octavo.worker.cli.prepare import prepare_model
 from octavo.worker.loading import prepare
-from octavo.worker.loading.gguf import GGUFError, GGUFModel, UnknownGGUFError, build_tokenizer
 from octavo.worker.loading.prepare import PrepareError, bundled_gguf, prepare_bundled_model, prepare_directory
-from octavo.worker.loading.publish import PublishError
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +52,8 @@ def test_the_chat_template_comes_along(tokenizer: Any) -> None:
 def test_the_configuration_is_that_of_the_model(bundled_model: Path) -> None:
     config = json.loads((bundled_model / "config.json").read_text())
     assert (config["rope_theta"], config["rms_norm_eps"], config["tie_word_embeddings"]) == (100000.0, 1e-5, True)
-    assert (config["bos_token_id"], config["eos_token_id"], config["max_position_embeddings"]) == (1, 2, 8192)
-    assert json.loads((bundled_model / "generation_config.json").read_text())["eos_token_id"] == 2
+    assert (config["bos_token_id"], config["eos_token_id"], config["max_position_embeddings"]) == (1, [2, 0], 8192)
+    assert json.loads((bundled_model / "generation_config.json").read_text())["eos_token_id"] == [2, 0]
 
 
 def test_weights_are_dequantized_bfloat16_under_transformers_names(bundled_model: Path) -> None:
@@ -149,17 +149,8 @@ def test_a_failed_run_leaves_no_directory(tmp_path: Path, monkeypatch: pytest.Mo
 def test_files_that_cannot_be_converted_are_refused_by_name(tmp_path: Path) -> None:
     garbage = tmp_path / "garbage.gguf"
     garbage.write_bytes(b"not a model at all, and not even the magic number")
-    with pytest.raises(GGUFError, match="no readable GGUF"):
-        GGUFModel(garbage)
-
-
-def test_what_this_reader_does_not_know_is_left_to_another(tmp_path: Path) -> None:
-    with pytest.raises(UnknownGGUFError, match="'mamba' model"):
-        GGUFModel(write_gguf(tmp_path / "mamba.gguf", architecture="mamba"))
-    with pytest.raises(UnknownGGUFError, match="pre-tokenizer 'qwen2'"):
-        build_tokenizer(GGUFModel(write_gguf(tmp_path / "qwen.gguf", pre="qwen2")))
-    with pytest.raises(UnknownGGUFError, match=r"tensor 'blk\.0\.ffn_gate_exps\.weight'"):
-        GGUFModel(write_gguf(tmp_path / "experts.gguf", extra="blk.0.ffn_gate_exps.weight")).config()
+    with pytest.raises(GGUFError, match="is no GGUF file that can be read"):
+        prepare_directory(garbage, tmp_path / "new")
 
 
 def test_the_command_prints_where_the_model_is(bundled_model: Path, tmp_path: Path) -> None:

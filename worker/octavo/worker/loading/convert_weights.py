@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from octavo.runtime.models.directory import check_files
+from octavo.runtime.models.publish import publish
 from octavo.worker.loading.progress import LoadProgress
-from octavo.worker.loading.publish import publish
 from octavo.worker.loading.weights import PICKLED, read_index
 
 logger = logging.getLogger(__name__)

@@ -11,6 +11,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from octavo.runtime.models.gguf.directory import weight_files
+from octavo.worker.loading.gguf_weights import open_gguf
 from octavo.worker.loading.progress import LoadProgress, WatchedWeights
 from octavo.worker.loading.tensor_file import TensorPart
 from octavo.worker.loading.weights import Checkpoint, WeightSource
@@ -76,7 +78,8 @@ def open_weights(directory: Path, load_format: str, *, ranks: int = 1) -> Weight
     """
     if load_format == "dummy":
         return DummyWeights()
-    checkpoint = Checkpoint(directory)
+    files = [] if load_format == "safetensors" else weight_files(directory)
+    checkpoint = open_gguf(directory, files[0]) if files else Checkpoint(directory)
     return WatchedWeights(checkpoint, LoadProgress(f"loading {directory}", checkpoint.num_bytes // ranks))
 
 

@@ -1,7 +1,6 @@
 """The conversion of a GGUF file to a model directory that every process can read: dequantized once, all or nothing."""
 
 import importlib.util
-import json
 import logging
 import subprocess
 import sys
@@ -14,14 +13,10 @@ import torch
 from safetensors.torch import save_file
 
 from octavo.runtime.models.directory import BUNDLED_MODEL, prepared_directory
-from octavo.worker.loading.gguf import (
-    GGUFModel,
-    UnknownGGUFError,
-    build_tokenizer,
-    convert_with_transformers,
-    tokenizer_config,
-)
-from octavo.worker.loading.publish import is_published, publish
+from octavo.runtime.models.gguf.directory import write_description
+from octavo.runtime.models.gguf.file import GGUFError, UnsupportedGGUF, read_gguf
+from octavo.runtime.models.publish import is_published, publish
+from octavo.worker.loading.gguf_weights import GGUFWeights
 
 logger = logging.getLogger(__name__)
 
@@ -99,25 +94,46 @@ def _write(gguf: Path, directory: Path) -> None:
     began = time.monotonic()
     logger.info("reading %s", gguf)
     try:
-        _write_known(GGUFModel(gguf), directory)
-    except UnknownGGUFError as error:
+        _write_known(gguf, directory)
+    except UnsupportedGGUF as error:
         logger.info("%s; transformers reads it instead", error)
         convert_with_transformers(gguf, directory)
     logger.info("prepared in %.1f s", time.monotonic() - began)
 
 
-def _write_known(model: GGUFModel, directory: Path) -> None:
-    """Writes a model that `GGUFModel` knows. Raises `UnknownGGUFError` before it writes anything."""
-    config = model.config()
-    tokenizer = build_tokenizer(model)
-    _write_json(directory / "config.json", config)
-    _write_json(directory / "generation_config.json", model.special_token_ids())
-    _write_json(directory / "tokenizer_config.json", tokenizer_config(model))
-    tokenizer.save(str(directory / "tokenizer.json"))
-    tensors = {name: torch.from_numpy(values).to(torch.bfloat16) for name, values in model.tensors()}
+def _write_known(gguf: Path, directory: Path) -> None:
+    """Writes a model that Octavo serves from its file too. Raises `UnsupportedGGUF` before it writes anything."""
+    write_description(read_gguf(gguf), directory, quantized=False)
+    weights = GGUFWeights(gguf)
+    tensors = {name: weights.take(name, shape).to(torch.bfloat16) for name, shape in weights.shapes().items()}
     logger.info("writing %d tensors, %d MB", len(tensors), sum(t.nbytes for t in tensors.values()) >> 20)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+def convert_with_transformers(gguf: Path, directory: Path) -> None:
+    """Writes the model in `gguf`, its configuration and its tokenizer to `directory`.
+
+    Raises `GGUFError` if transformers cannot read them, `ModuleNotFoundError` without the package it needs for this.
+    """
+    if importlib.util.find_spec("accelerate") is None:
+        raise ModuleNotFoundError("transformers reads GGUF files with accelerate only", name="accelerate")
+    # A second to import, for files of this kind only.
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    where: dict[str, Any] = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+    try:
+        model = AutoModelForCausalLM.from_pretrained(**where, **_dequantized(), dtype="bfloat16")
+        tokenizer = AutoTokenizer.from_pretrained(**where)
+    except Exception as error:  # The library raises whatever a file that it does not understand makes it stumble over.
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise GGUFError(f"{gguf} can be read neither here nor by transformers: {reason}") from error
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+
+
+def _dequantized() -> dict[str, Any]:
+    """Returns the arguments that make this version of transformers dequantize: older ones always do."""
+    import transformers
+
+    config = getattr(transformers, "GgufConfig", None)
+    return {} if config is None else {"quantization_config": config(dequantize=True)}

@@ -99,6 +99,10 @@ class ConfigFile(msgspec.Struct):
     logits_scaling: _Factor = 1.0
 
 
+class _Quantized(msgspec.Struct):
+    quantization_config: dict[str, Any] | None = None
+
+
 def read_config_file(path: Path) -> tuple[Architecture, ConfigFile]:
     """Reads the file at `path` and returns the architecture that it names, and its values. Raises `ModelConfigError`.
 
@@ -112,6 +116,15 @@ def read_config_file(path: Path) -> tuple[Architecture, ConfigFile]:
         return architecture, msgspec.convert({**architecture.defaults, **read}, ConfigFile)
     except (OSError, msgspec.MsgspecError) as error:
         raise ModelConfigError(f"cannot read it: {error}") from error
+
+
+def is_quantized(directory: Path) -> bool:
+    """Tells whether the weights in `directory` are quantised. Raises `ModelConfigError`."""
+    path = directory / "config.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Quantized).quantization_config is not None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ModelConfigError(f"{path}: cannot read it: {error}") from error
 
 
 def check_layers(keys: dict[str, Any]) -> None:

@@ -31,6 +31,7 @@ from octavo.worker.loading.load_format import DummyWeights
 from octavo.worker.model_settings import ModelSettings
 from octavo.worker.models.compiled import CompiledLlama, compiled, obstacle
 from octavo.worker.models.config import DecoderConfig, ModelConfigError, read_config
+from octavo.worker.models.config_file import is_quantized
 from octavo.worker.models.decoder import Decoder, PagedStep
 from octavo.worker.models.fused import FusedLlama
 from octavo.worker.models.llama import LlamaModel
@@ -124,7 +125,8 @@ def _speeds(directory: Path, settings: ModelSettings) -> Speeds | None:
         return None
     try:
         config = read_config(directory, settings.max_model_len)
-        if not to_measure(config, exact=settings.exact):
+        if is_quantized(directory) or not to_measure(config, exact=settings.exact):
+            # Quantised weights have no other kernels.
             return None
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)

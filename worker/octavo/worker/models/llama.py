@@ -71,8 +71,9 @@ class LayerLoader:
         return Linear(self._vocabulary_rows(name))
 
     def norm(self, prefix: str, size: int, part: TensorPart | None = None) -> RMSNorm:
-        weight = self._checkpoint.take(f"{prefix}.weight", (size,), part).to(self._device, torch.float32)
-        return RMSNorm(weight + self._architecture.norm_offset, self.config.rms_norm_eps)
+        # What a GGUF file holds is the sum already: fp64 loses none of its bits, and rounds no other sum otherwise.
+        weight = self._checkpoint.take(f"{prefix}.weight", (size,), part).double() + self._architecture.norm_offset
+        return RMSNorm(weight.to(self._device, torch.float32), self.config.rms_norm_eps)
 
     def layer(self, index: int) -> DecoderLayer:
         prefix = f"model.layers.{index}"

@@ -20,6 +20,7 @@ from octavo.wire.steps import BlockMoves, KVGroup, ModelInfo
 from octavo.worker.loading.load_format import release_free_memory
 from octavo.worker.model_settings import DTYPES, KV_CACHE_DTYPES, ModelSettings
 from octavo.worker.models.compiled import CompiledLlama, compiled, obstacle
+from octavo.worker.models.config_file import is_quantized
 from octavo.worker.models.decoder import Decoder
 from octavo.worker.models.fused import FusedLlama
 from octavo.worker.models.kernel_race import kernel_path
@@ -105,7 +106,7 @@ class ModelRunner:
             torch.cuda.set_device(self._device)
         identity = fingerprint(directory, settings.load_format)
         _check_ranks(group, identity, settings)
-        self._dtype = _torch_dtype(settings, self._device)
+        self._dtype = _torch_dtype(settings, self._device, directory)
         with torch.inference_mode():
             choice = self._load(directory)
             self._make_cache(choice)
@@ -285,7 +286,7 @@ def _torch_device(name: str) -> torch.device:
     return device
 
 
-def _torch_dtype(settings: ModelSettings, device: torch.device) -> torch.dtype:
+def _torch_dtype(settings: ModelSettings, device: torch.device, directory: Path) -> torch.dtype:
     name = settings.dtype
     if name not in DTYPES:
         raise ModelRunnerError(f"{name!r} is no dtype; --dtype takes {', '.join(DTYPES)}")
@@ -294,4 +295,8 @@ def _torch_dtype(settings: ModelSettings, device: torch.device) -> torch.dtype:
         name = EXACT_CPU_DTYPE if device.type == "cpu" else name
     if name == "float16" and device.type == "cpu":
         raise ModelRunnerError("float16 is slow and overflows on a CPU; use --dtype bfloat16 or float32 there")
-    return _DTYPES[_AUTO_DTYPE if name == "auto" else name]
+    if name == "auto":
+        # Quantised weights are multiplied in integers on a CPU, and what lies between them costs little.
+        exactly = device.type == "cpu" and settings.load_format != "dummy" and is_quantized(directory)
+        name = "float32" if exactly else _AUTO_DTYPE
+    return _DTYPES[name]

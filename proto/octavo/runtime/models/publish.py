@@ -32,8 +32,8 @@ def publish(directory: Path, write: Callable[[Path], None]) -> None:
         _publish(directory, write)
     except OSError as error:
         raise PublishError(
-            f"cannot write {directory}: {error}; make room there or name another place (for the bundled model with"
-            " OCTAVO_CACHE)"
+            f"cannot write {directory}: {error}; make room there or name another place (for the bundled model and for"
+            " GGUF files with OCTAVO_CACHE)"
         ) from error
 
 
@@ -51,7 +51,8 @@ def _publish(directory: Path, write: Callable[[Path], None]) -> None:
         try:
             with _disk_errors():
                 write(partial)
-            for path in partial.iterdir():
+            # What a link points to is not ours.
+            for path in (each for each in partial.iterdir() if not each.is_symlink()):
                 # The safetensors library lets no other user read the files that it writes.
                 path.chmod(usual_mode)
                 _sync(path)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.worker.loading.publish import PublishError, is_published, publish
+from octavo.runtime.models.publish import PublishError, is_published, publish
 
 
 def write(directory: Path) -> None:
