@@ -29,6 +29,7 @@ from octavo.kernels.native import build
 from octavo.llm.engine import Engine, EngineError
 from octavo.loadgen import cli as loadgen_cli
 from octavo.loadgen.report import SessionOutcome
+from octavo.runtime.models.directory import ModelDirectoryError, resolve_model
 from octavo.runtime.models.hub import HubError, fetch
 from octavo.runtime.models.publish import PublishError, publish
 from octavo.runtime.models.step_times import Calibration, StepTimeModel, TokenTime
@@ -263,6 +264,12 @@ def model_of_a_gguf(trial: Trial) -> None:
     with trial.breaks():
         assert_refused(trial, invoke("prepare-model", "--gguf", gguf, "--output", trial.place / "model"))
     assert not (trial.place / "model").exists()
+    trial.monkeypatch.setenv("OCTAVO_CACHE", str(trial.place / "cache"))
+    with trial.breaks(), pytest.raises(ModelDirectoryError) as refused:
+        resolve_model(str(gguf))
+    trial.assert_told(str(refused.value))
+    assert [path for path in trial.place.rglob("tiny") if path.is_dir()] == []
+    assert resolve_model(str(gguf)).name == "tiny"
 
 
 def model_by_transformers(trial: Trial) -> None:
@@ -341,9 +348,9 @@ TRIED: dict[str, tuple[Try, tuple[str, ...]]] = {
     "kernels/octavo/kernels/native/build.py": (kernels, MAKING),
     "frontend/octavo/llm/engine.py": (directory_of_an_engine, MAKING),
     "worker/octavo/worker/loading/convert_weights.py": (pickled_weights, WRITING),
-    "worker/octavo/worker/loading/prepare.py": (model_of_a_gguf, WRITING),
-    "worker/octavo/worker/loading/gguf.py": (model_by_transformers, WRITING),
-    "worker/octavo/runtime/models/publish.py": (published, MAKING),
+    "worker/octavo/worker/loading/prepare.py": (model_by_transformers, WRITING),
+    "proto/octavo/runtime/models/gguf/directory.py": (model_of_a_gguf, WRITING),
+    "proto/octavo/runtime/models/publish.py": (published, MAKING),
     "worker/octavo/worker/health.py": (socket_of_health, MAKING),
     "worker/octavo/worker/tensor_parallel/ranks.py": (meeting_of_ranks, MAKING),
     "evaluation/octavo/loadgen/cli.py": (figures_of_a_load, MAKING + WRITING),
