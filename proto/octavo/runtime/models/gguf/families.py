@@ -85,6 +85,13 @@ def _window(metadata: Metadata) -> dict[str, Any]:
     return {"sliding_window": metadata.count(key, 0, least=0) or None}
 
 
+def _exaone4(metadata: Metadata) -> dict[str, Any]:
+    window = _window(metadata)
+    if window["sliding_window"]:
+        return {**window, "sliding_window_pattern": 4}
+    return {**window, "layer_types": ["full_attention"] * metadata.count("{arch}.block_count")}
+
+
 def _softcaps(metadata: Metadata) -> dict[str, Any]:
     names = {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"}
     return _present(metadata, names)
@@ -125,7 +132,7 @@ def _granite(metadata: Metadata) -> dict[str, Any]:
     return {name: value for name, value in _present(metadata, names).items() if value is not None}
 
 
-_GEMMA: Final = {"hidden_activation": "gelu_pytorch_tanh"}
+_GEMMA: Final = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
 _LLAMA: Final = {**_PROJECTIONS, **_INPUT_NORMS}
 _OLMO: Final = {**_PROJECTIONS, **_HEAD_NORMS, **_OUTPUT_NORMS}
 
@@ -136,8 +143,7 @@ FAMILIES: Final = MappingProxyType(
             architecture="Exaone4ForCausalLM",
             model_type="exaone4",
             layer={**_PROJECTIONS, **_HEAD_NORMS, **_OUTPUT_NORMS},
-            constants={"sliding_window_pattern": 4},
-            settings=_window,
+            settings=_exaone4,
         ),
         "gemma": Family(
             architecture="GemmaForCausalLM", model_type="gemma", layer=_LLAMA, norm_offset=1.0, constants=_GEMMA
