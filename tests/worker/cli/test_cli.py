@@ -39,7 +39,7 @@ def start_worker(*arguments: str) -> Result:
     ("arguments", "status", "why"),
     [
         (["--model", "/nowhere/at/all"], 2, "no model directory at /nowhere/at/all"),
-        (["--model", "/nowhere/model.gguf"], 2, "run `octavo prepare-model --gguf /nowhere/model.gguf"),
+        (["--model", "/nowhere/model.gguf"], 2, "cannot read /nowhere/model.gguf: No such file"),
         (["--worker-endpoint", "tcp://192.0.2.1:7000"], 1, "leaves this machine in the clear"),
         (["--health-address", "unix:/proc/nowhere/health.sock"], 1, "cannot make a socket"),
         (["--num-cpu-blocks", "2000"], 1, "2000 CPU blocks are more than the 1024 on the device"),
