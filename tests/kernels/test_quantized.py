@@ -51,3 +51,12 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
         replace(weight, codes=weight.codes[:, :80])
     with pytest.raises(ValueError, match="scales"):
         replace(weight, scales=weight.scales.float())
+
+
+@pytest.mark.parametrize("group", [32, 64, 96, 192])
+@pytest.mark.parametrize("columns", [range(32), range(32, 96), range(64, 160), range(96, 192), range(192)])
+def test_a_group_with_a_scale_in_fp32_is_cut_at_any_multiple_of_32(group: int, columns: range) -> None:
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.randint(0, 256, (3, 192), dtype=torch.uint8, generator=generator)
+    weight = Quantized(FORMATS["int8"], codes, torch.randn(3, 192 // group, generator=generator))
+    assert torch.equal(weight.columns(columns).dequantize(), weight.dequantize()[:, columns])

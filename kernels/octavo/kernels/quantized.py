@@ -5,6 +5,7 @@ fp32 of any width, those of compressed-tensors, GPTQ and AWQ. Values here lie on
 cut and joined; how kernels lay them out is the kernels' affair.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
@@ -123,17 +124,25 @@ class Quantized:
         return self._with({name: tensor[which] for name, tensor in self.tensors().items()})
 
     def columns(self, which: range) -> Self:
-        """Returns the inputs `which`. Raises `ValueError` where they begin or end inside of a group or block."""
-        unit = max(self.format.unit, self.group)
+        """Returns the inputs `which`. Where they begin or end inside of a group, its parts have its scale.
+
+        Raises `ValueError` where they cut the least unit of the format.
+        """
+        unit = self.format.unit
         if which.start % unit or which.stop % unit:
             raise ValueError(f"inputs {which.start} to {which.stop} cut a group of {unit}")
-        inputs = self.codes.shape[1]
-        return self._with(
-            {
-                name: tensor[:, which.start * tensor.shape[1] // inputs : which.stop * tensor.shape[1] // inputs]
-                for name, tensor in self.tensors().items()
-            }
-        )
+        inputs, group = self.codes.shape[1], self.group
+        within = which.start // group == (which.stop - 1) // group
+        # The inputs that share a scale in what is cut out of fp32 scales.
+        left = len(which) if within else math.gcd(group, which.start, which.stop)
+        cut = {}
+        for name, tensor in self.tensors().items():
+            each = inputs // tensor.shape[1]
+            if self.format.group or each == 1:
+                cut[name] = tensor[:, which.start // each : which.stop // each]
+            else:
+                cut[name] = tensor[:, torch.arange(which.start, which.stop, left) // each]
+        return self._with(cut)
 
     def dequantize(self) -> Tensor:
         """Returns the values, [outputs, inputs] fp32, each rounded as seldom as fp32 allows."""

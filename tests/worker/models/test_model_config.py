@@ -237,7 +237,6 @@ def test_what_is_not_implemented_is_refused_by_name(tmp_path: Path, changes: dic
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
         ({"rope_scaling": {"type": "linear"}}, "rotary embedding's parameters"),
         ({"rope_theta": 1.0}, "1.0 makes no waves"),
         ({"rope_scaling": {"type": "linear", "factor": 0}}, "0 is not a positive number"),

@@ -57,7 +57,6 @@ def read(directory: Path, **keys: Any) -> Any:
         ({**LFM2, "num_hidden_layers": 1, "layer_types": ["conv"]}, "not plain attention: conv"),
         ({"model_type": "x", "auto_map": CODE}, r"no model_type 'x' .* code that auto_map names is never run"),
         ({"model_type": "gpt2", "auto_map": CODE, "architectures": ["XForCausalLM"]}, "no causal language model"),
-        ({"model_type": "gpt2", "quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
     ],
 )
 def test_models_that_cannot_be_served_are_refused_by_name(tmp_path: Path, keys: dict[str, Any], reason: str) -> None:

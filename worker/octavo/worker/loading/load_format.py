@@ -14,8 +14,10 @@ from torch import Tensor
 from octavo.runtime.models.gguf.directory import weight_files
 from octavo.worker.loading.gguf_weights import open_gguf
 from octavo.worker.loading.progress import LoadProgress, WatchedWeights
+from octavo.worker.loading.quantization_config import read_scheme
+from octavo.worker.loading.quantized_checkpoint import QuantizedCheckpoint
 from octavo.worker.loading.tensor_file import TensorPart
-from octavo.worker.loading.weights import Checkpoint, WeightSource
+from octavo.worker.loading.weights import Checkpoint, WeightsError, WeightSource
 
 # The deviation with which transformers initialises: activations stay finite through any number of layers.
 _STANDARD_DEVIATION = 0.02
@@ -64,6 +66,10 @@ class DummyWeights:
             _fill(flat[end - count : end], begin + first)
         return filled
 
+    def take_weight(self, name: str, shape: tuple[int, ...], part: TensorPart | None = None) -> Tensor:
+        """Returns what `take` returns."""
+        return self.take(name, shape, part)
+
     def drop(self, name: str) -> None:
         """Does nothing: nothing is stored, so nothing can be left over."""
 
@@ -76,11 +82,18 @@ def open_weights(directory: Path, load_format: str, *, ranks: int = 1) -> Weight
 
     Each of `ranks` processes takes a share. Raises `WeightsError` if stored weights cannot be read.
     """
+    scheme = read_scheme(directory)
     if load_format == "dummy":
+        if scheme:
+            raise WeightsError(
+                f"{directory} is quantised, and --load-format dummy makes no such weights; take quantization_config"
+                " out of its config.json, and give --quantization"
+            )
         return DummyWeights()
     files = [] if load_format == "safetensors" else weight_files(directory)
     checkpoint = open_gguf(directory, files[0]) if files else Checkpoint(directory)
-    return WatchedWeights(checkpoint, LoadProgress(f"loading {directory}", checkpoint.num_bytes // ranks))
+    source = WatchedWeights(checkpoint, LoadProgress(f"loading {directory}", checkpoint.num_bytes // ranks))
+    return QuantizedCheckpoint(source, scheme) if scheme else source
 
 
 def release_free_memory() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 from tqdm import tqdm
 
+from octavo.kernels.quantized import Quantized
 from octavo.worker.loading.tensor_file import TensorPart
 from octavo.worker.loading.weights import WeightSource
 
@@ -73,6 +74,13 @@ class WatchedWeights:
         tensor = self._source.take(name, shape, part)
         self._progress.advance(tensor.nbytes)
         return tensor
+
+    def take_weight(self, name: str, shape: tuple[int, ...], part: TensorPart | None = None) -> Tensor | Quantized:
+        """Returns the source's weight. Raises `WeightsError`."""
+        weight = self._source.take_weight(name, shape, part)
+        tensors = weight.tensors().values() if isinstance(weight, Quantized) else (weight,)
+        self._progress.advance(sum(tensor.nbytes for tensor in tensors))
+        return weight
 
     def drop(self, name: str) -> None:
         """Drops the tensor in the source."""

@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 import msgspec
 from torch import Tensor
 
+from octavo.kernels.quantized import Quantized
 from octavo.worker.loading.tensor_file import StoredTensor, TensorFileError, TensorPart, stored_tensors
 
 T = TypeVar("T")
@@ -40,6 +41,10 @@ class WeightSource(Protocol):
 
         Raises `WeightsError` if there is no such tensor.
         """
+        ...
+
+    def take_weight(self, name: str, shape: tuple[int, ...], part: TensorPart | None = None) -> Tensor | Quantized:
+        """Returns the weight of a linear layer or of an embedding as `take` does, or as it is quantised."""
         ...
 
     def drop(self, name: str) -> None:
@@ -91,6 +96,10 @@ class Checkpoint:
             )
         self._left.discard(name)
         return _readable(partial(stored.read, part))
+
+    def take_weight(self, name: str, shape: tuple[int, ...], part: TensorPart | None = None) -> Tensor:
+        """Reads a weight as `take` does."""
+        return self.take(name, shape, part)
 
     def drop(self, name: str) -> None:
         """Declares that `name`, if present, is rightly not used."""

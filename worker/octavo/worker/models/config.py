@@ -177,8 +177,6 @@ def _decoder_config(file: ConfigFile, architecture: Architecture, max_model_len:
 
 
 def _refuse_unimplemented(file: ConfigFile) -> None:
-    if file.quantization_config is not None and file.quantization_config.get("quant_method") != "gguf":
-        raise ModelConfigError(f"quantization_config = {file.quantization_config!r} is not implemented")
     for accepted, key, value in (
         (file.pretraining_tp in (None, 1), "pretraining_tp", file.pretraining_tp),
         (not file.use_bidirectional_attention, "use_bidirectional_attention", file.use_bidirectional_attention),

@@ -72,7 +72,6 @@ class ConfigFile(msgspec.Struct):
     mlp_bias: bool = False
     use_bias: bool = False
     pretraining_tp: int | None = 1
-    quantization_config: dict[str, Any] | None = None
     use_bidirectional_attention: bool | str | None = None
     # Rotary embedding.
     rope_theta: _Factor | None = None

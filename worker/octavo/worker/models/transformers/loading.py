@@ -35,7 +35,6 @@ class _ConfigFile(msgspec.Struct):
     architectures: list[str] | None = None
     model_type: str | None = None
     auto_map: dict[str, Any] | None = None
-    quantization_config: dict[str, Any] | None = None
 
 
 def read_transformers_config(directory: Path) -> Any:
@@ -47,8 +46,6 @@ def read_transformers_config(directory: Path) -> Any:
         check_layers(msgspec.json.decode(content, type=dict[str, Any]))
     except (OSError, msgspec.MsgspecError) as error:
         raise ModelConfigError(f"cannot read {path}: {error}") from error
-    if file.quantization_config:
-        raise UnsupportedModel("quantization_config is not implemented")
     try:
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # Hundreds of classes read it, and raise as they like.
@@ -59,6 +56,8 @@ def read_transformers_config(directory: Path) -> Any:
             ) from error
         reason = " ".join(str(error).split())
         raise ModelConfigError(f"transformers {transformers.__version__} cannot use {path}: {reason}") from error
+    # Octavo unpacks quantised weights itself.
+    vars(config).pop("quantization_config", None)
     return config
 
 
