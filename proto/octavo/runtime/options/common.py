@@ -5,12 +5,15 @@ from typing import Final
 from octavo.runtime.options.option import FilePath, OneOf, Option
 
 MODEL: Final = Option(
-    "--model", "Model directory, the bundled model's name, or a model of the Hugging Face hub as org/name[@revision]."
+    "--model",
+    "Model directory, GGUF file, the bundled model's name, or a model of the Hugging Face hub as"
+    " org/name[@revision][:quantization].",
 )
-# `auto` is safetensors, the one format served.
+# `auto` is what the model has.
 LOAD_FORMAT: Final = Option(
     "--load-format",
-    "Where weights come from: safetensors (auto), or dummy: random numbers, no weight file needed.",
+    "Where weights come from: the model's safetensors or GGUF file (auto), safetensors alone, or dummy: random numbers,"
+    " no weight file needed.",
     OneOf(("auto", "safetensors", "dummy")),
 )
 # Octavo's own families where they can and transformers otherwise, or only one of the two.
