@@ -55,6 +55,18 @@ ALLOWED: dict[str, tuple[str, set[str]]] = {
         "evaluation",
         {"octavo.workload", "octavo.client", "octavo.v1", "octavo.runtime.transport.no_server", "grpc"},
     ),
+    # Of the frontend nothing but the tokenizer's files.
+    "octavo.quality": (
+        "evaluation",
+        {
+            "octavo.worker",
+            "octavo.wire",
+            "octavo.runtime",
+            "octavo.frontend.text.tokenizer_files",
+            "torch",
+            "tokenizers",
+        },
+    ),
     "octavo.paper": (
         "evaluation",
         {"octavo.workload", "octavo.simulator", "octavo.scheduler", "octavo.wire", "octavo.runtime", "numpy"},

@@ -15,7 +15,7 @@ from octavo.testbed.tiny_model import write_byte_model
 COMMANDS = [
     *("serve", "frontend", "scheduler", "replay", "explain", "requests", "top", "prefix"),
     *("worker", "generate", "chat", "health", "prepare-model", "convert-weights", "keys"),
-    "bench",
+    *("bench", "evaluate"),
 ]
 
 
@@ -67,6 +67,8 @@ def test_an_unknown_command_is_a_usage_error() -> None:
         ("prepare-model", "torch", "worker"),
         ("prepare-model", "gguf", "worker"),
         ("worker", "torch", "worker"),
+        ("evaluate", "torch", "worker"),
+        ("evaluate", "tokenizers", "worker"),
         ("frontend", "tokenizers", "frontend"),
         ("frontend", "grpc_reflection", "frontend"),
         ("bench", "httpx", "bench"),

@@ -31,6 +31,7 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "cache": ("octavo.scheduler.cli.operate:cache", "Reset what prefix caching keeps."),
     "worker": ("octavo.worker.cli.worker:worker", "Run one worker: weights, KV blocks, the model."),
     "calibrate": ("octavo.worker.cli.calibrate:calibrate", "Measure how long a worker's steps take, for simulations."),
+    "evaluate": ("octavo.quality.cli:evaluate", "Say how well a model predicts a text, and what its format lost."),
     "simulate": ("octavo.simulator.cli:simulate", "Tell how a load would run on workers that are not there."),
     "dynamo-worker": ("octavo.dynamo.cli:dynamo_worker", "Join a cell to a cluster of NVIDIA Dynamo."),
     "keys": ("octavo.cli.keys:keys", "Make the keys by which the processes know each other between hosts."),
@@ -107,7 +108,7 @@ def _explain(command: str, error: ModuleNotFoundError) -> None:
     package = (error.name or "").partition(".")[0]
     if extra := _EXTRA_OF.get(package):
         where = _COMMANDS[command][0] if command in _COMMANDS else ""
-        if extra == "frontend" and where.startswith("octavo.worker."):
+        if extra == "frontend" and where.startswith(("octavo.worker.", "octavo.quality.")):
             # The worker's extra brings the packages that it shares with the frontend.
             extra = "worker"
         if where.startswith("octavo.loadgen."):
