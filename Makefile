@@ -8,6 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 LOCK := constraints.txt
 READY := $(VENV)/.ready
 PEERS := build/peers
+LLAMA_CPP := $(PEERS)/llama.cpp
 SITE := build/site-tools
 DIST := build/dist-tools
 NATIVE := kernels/octavo/kernels/native
@@ -155,12 +156,12 @@ bench: $(READY)  ## Measure speed, the worker alone and through all processes; A
 	@$(BIN)/octavo prepare-model
 	@$(BIN)/python -m octavo.bench $(ARGS)
 
-bench-peers: $(READY) $(PEERS)/.ready  ## The same, beside OpenVINO GenAI on the same weights
+bench-peers: $(READY) $(PEERS)/.ready $(LLAMA_CPP)/.ready  ## The same, beside OpenVINO GenAI and llama.cpp on the same weights
 	@$(BIN)/octavo prepare-model
-	@$(BIN)/python -m octavo.bench --openvino $(PEERS)/bin/python $(ARGS)
+	@$(BIN)/python -m octavo.bench --peers $(PEERS)/bin/python $(ARGS)
 
 $(PEERS)/.ready: pyproject.toml
-	@echo "Making the environment in $(PEERS) (about 1.6 GB) ..."
+	@echo "Making the environment in $(PEERS) (about 2.3 GB) ..."
 	@test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
 	@# The torch of the lock first: a CPU build, where pip finds one, stays.
 	@$(PEERS)/bin/python -m pip install --quiet "$$(grep '^torch==' $(LOCK))"
@@ -168,6 +169,24 @@ $(PEERS)/.ready: pyproject.toml
 	@# optimum-intel names torchvision, whose default build fits no CPU build of torch. A model of text needs none.
 	@$(PEERS)/bin/python -m pip uninstall --quiet --yes torchvision
 	@touch $@
+
+# llama.cpp for this machine; and of its CPU part, which is a library of its own, also one for CPUs without AVX-512.
+$(LLAMA_CPP)/.ready: pyproject.toml $(PEERS)/.ready
+	@command -v $${CXX:-c++} >/dev/null || { echo "llama.cpp needs a C++ compiler. On Debian or Ubuntu: apt-get install g++"; exit 1; }
+	@echo "Fetching and building llama.cpp in $(LLAMA_CPP) (7 minutes of one core) ..."
+	@rm -rf $(LLAMA_CPP) && mkdir -p $(LLAMA_CPP)/source
+	@$(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["bench-llama-cpp"])' \
+	  | xargs $(PEERS)/bin/python -m pip download --quiet --no-deps --no-binary llama-cpp-python --dest $(LLAMA_CPP)
+	@tar -xzf $(LLAMA_CPP)/llama_cpp_python-*.tar.gz --strip-components=1 -C $(LLAMA_CPP)/source
+	@$(call llama-cpp,native,-DGGML_NATIVE=ON,llama-bench llama-perplexity llama-quantize llama-server)
+	@case $$(uname -m) in x86_64) $(call llama-cpp,avx2,-DGGML_NATIVE=OFF -DGGML_AVX2=ON -DGGML_AVX512=OFF,ggml-cpu);; esac
+	@touch $@
+
+# Builds targets (3) of llama.cpp with options (2) into a folder (1).
+llama-cpp = PATH=$(abspath $(PEERS)/bin):$$PATH && \
+  cmake -S $(LLAMA_CPP)/source/vendor/llama.cpp -B $(LLAMA_CPP)/$(1) -G Ninja $(2) -DLLAMA_BUILD_TESTS=OFF \
+    -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_USE_PREBUILT_UI=OFF >$(LLAMA_CPP)/$(1).log && \
+  ninja -C $(LLAMA_CPP)/$(1) $(3)
 
 bench-scheduler: $(READY)  ## Measure the scheduler's steps; ARGS are those of octavo.bench.parts.scheduler_step
 	@$(BIN)/python -m octavo.bench.parts.scheduler_step $(ARGS)

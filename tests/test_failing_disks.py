@@ -29,6 +29,7 @@ from octavo.kernels.native import build
 from octavo.llm.engine import Engine, EngineError
 from octavo.loadgen import cli as loadgen_cli
 from octavo.loadgen.report import SessionOutcome
+from octavo.quality import cli as quality_cli
 from octavo.runtime.models.directory import ModelDirectoryError, resolve_model
 from octavo.runtime.models.hub import HubError, fetch
 from octavo.runtime.models.publish import PublishError, publish
@@ -324,6 +325,12 @@ def figures_of_a_simulation(trial: Trial) -> None:
     trial.assert_told(refused.value.message)
 
 
+def figures_of_a_quality(trial: Trial) -> None:
+    with trial.breaks(), pytest.raises(click.ClickException) as refused:
+        quality_cli._write(trial.place / "figures.json", {"perplexity": 0})
+    trial.assert_told(refused.value.message)
+
+
 def trace_of_a_load(trial: Trial) -> None:
     with trial.breaks(), pytest.raises(OSError, match=r"\[Errno") as refused:
         write_csv(trial.place / "trace.csv", [Job(0.0, 5, 6)])
@@ -355,6 +362,7 @@ TRIED: dict[str, tuple[Try, tuple[str, ...]]] = {
     "worker/octavo/worker/tensor_parallel/ranks.py": (meeting_of_ranks, MAKING),
     "evaluation/octavo/loadgen/cli.py": (figures_of_a_load, MAKING + WRITING),
     "evaluation/octavo/simulator/cli.py": (figures_of_a_simulation, MAKING + WRITING),
+    "evaluation/octavo/quality/cli.py": (figures_of_a_quality, MAKING + WRITING),
     "evaluation/octavo/workload/job.py": (trace_of_a_load, MAKING + WRITING),
 }
 # Tried below by itself; memory that has a file's descriptor.

@@ -6,23 +6,26 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from octavo.bench import instruction_sets
+from octavo.bench import formats, instruction_sets
 from octavo.bench.figures import FIGURES, CaseWork, LinearShapes, Yardsticks, grid
+from octavo.bench.formats import Format, read_format
 from octavo.bench.in_process import planned_steps
-from octavo.bench.report import BenchReport, Runs, to_text
+from octavo.bench.report import ALONE, LLAMA_CPP, OPENVINO, PLAIN, WHOLE, BenchReport, Runs, to_text
 from octavo.bench.systems import Bench, MeasuredSystem
 from octavo.bench.table import keep
 from octavo.bench.workloads import NAMES, make_case, warm_up
 from octavo.runtime.models.directory import BUNDLED_MODEL, resolve_model
 
-_ITEM_SIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
+_PEERS = ("openvino", "llama.cpp")
+# What is asked of a system, where that is not every case.
+_CASES_OF = {LLAMA_CPP: ("a", "b", "c")}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints progress to stderr and the report to stdout, and writes JSON where asked."""
     options = _options(arguments)
     model = resolve_model(options.model)
-    with Bench(model, options.dtype) as bench:
+    with Bench(model, options.peers, options.held_to) as bench:
         if options.instruction_sets:
             print("\n".join(_instruction_sets(options, _work(options, model), bench)))
             return 0
@@ -37,7 +40,14 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", default=BUNDLED_MODEL, help="a directory of the Llama family, or the bundled model")
     parser.add_argument("--cases", nargs="+", choices=list("abcde"), default=list("abcde"))
     parser.add_argument("--paths", nargs="*", choices=["alone", "whole"], default=["alone", "whole"])
-    parser.add_argument("--dtype", choices=list(_ITEM_SIZES), default="bfloat16")
+    parser.add_argument(
+        "--formats",
+        nargs="+",
+        type=_format,
+        default=[read_format(PLAIN)],
+        metavar="FORMAT",
+        help=f"of weights: {', '.join(formats.NAMES)}; NAME/int8 has keys and values in int8 (default: {PLAIN})",
+    )
     parser.add_argument("--threads", type=int, nargs="+", default=[2], help="each of these numbers of threads")
     parser.add_argument("--repeat", type=int, default=3, help="rounds; the best run of each case counts")
     parser.add_argument(
@@ -46,22 +56,38 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--instruction-sets",
         action="store_true",
-        help="the worker alone by each instruction set that this machine has, beside torch, and nothing else",
+        help="the worker alone, in the first format, by each instruction set that this machine has, beside torch, and"
+        " nothing else",
+    )
+    parser.add_argument(
+        "--held-to", default="", metavar="SET", help="hold Octavo's kernels and llama.cpp to an instruction set: avx2"
     )
     parser.add_argument("--profile", action="store_true", help="what a decode step of 64 sequences spends its time on")
-    parser.add_argument("--openvino", type=Path, metavar="PYTHON", help="run OpenVINO GenAI too, in this environment")
+    parser.add_argument("--peers", type=Path, metavar="PYTHON", help="run peers too, in this environment")
+    parser.add_argument(
+        "--beside", nargs="*", choices=_PEERS, default=list(_PEERS), help="which peers (default: all of them)"
+    )
     parser.add_argument("--json", type=Path, help="write everything here too, every single run included")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.held_to and options.peers and "openvino" in options.beside:
+        parser.error("OpenVINO is not held to an instruction set here; add --beside llama.cpp")
+    return options
+
+
+def _format(name: str) -> Format:
+    try:
+        return read_format(name)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _work(options: argparse.Namespace, model: Path) -> dict[str, CaseWork]:
     """Returns what each case computes in its first repetition, by the case's name."""
-    shapes = LinearShapes.read(model)
+    vocab_size = LinearShapes.read(model).head[0]
     names = [name for name in NAMES if name[0] in options.cases]
-    cases = [make_case(name, shapes.head[0], quick=options.quick) for name in names]
+    cases = [make_case(name, vocab_size, quick=options.quick) for name in names]
     steps = planned_steps(model, cases)
-    weight_bytes = shapes.num_weights * _ITEM_SIZES[options.dtype]
-    return {case.name: CaseWork(case, steps[case.name], weight_bytes) for case in cases}
+    return {case.name: CaseWork(case, steps[case.name]) for case in cases}
 
 
 def _measure(options: argparse.Namespace, work: dict[str, CaseWork], bench: Bench) -> BenchReport:
@@ -70,9 +96,9 @@ def _measure(options: argparse.Namespace, work: dict[str, CaseWork], bench: Benc
     vocab_size = LinearShapes.read(bench.model).head[0]
     steps = [step for one in work.values() for step in one.steps]
     layer_rows, head_rows = grid(step.tokens for step in steps), grid(step.logit_rows for step in steps)
-    yardsticks = [bench.yardsticks(threads) for threads in options.threads]
+    yardsticks = [bench.yardsticks(threads, options.formats[0]) for threads in options.threads]
     measured = {one.threads: list[Yardsticks]() for one in yardsticks}
-    systems = [(system, Runs(system.name, system.threads, system.start_s)) for system in _systems(options, bench)]
+    systems = list(_systems(options, bench))
     for system, _ in systems:
         system.run(warm_up(vocab_size))
     for repetition in range(options.repeat):
@@ -81,11 +107,11 @@ def _measure(options: argparse.Namespace, work: dict[str, CaseWork], bench: Benc
         for name in work:
             case = make_case(name, vocab_size, repetition, quick=options.quick)
             for system, runs in systems:
-                run = system.run(case)
-                runs.measurements.setdefault(name, []).append(run)
-                print(
-                    f"round {repetition + 1}: {name} by {runs.title}: {run.wall_s:.2f} s", file=sys.stderr, flush=True
-                )
+                if name in _CASES_OF.get(runs.name, NAMES):
+                    run = system.run(case)
+                    runs.measurements.setdefault(name, []).append(run)
+                    said = f"round {repetition + 1}: {name} by {runs.title}: {run.wall_s:.2f} s"
+                    print(said, file=sys.stderr, flush=True)
     for system, runs in systems:
         runs.memory.update(system.memory())
         runs.profile.update(system.profile() if options.profile else {})
@@ -95,32 +121,46 @@ def _measure(options: argparse.Namespace, work: dict[str, CaseWork], bench: Benc
 
 def _instruction_sets(options: argparse.Namespace, work: dict[str, CaseWork], bench: Bench) -> list[str]:
     """Measures each instruction set in rounds, as `_measure` does, and returns the lines of the table."""
-    threads, vocab_size = max(options.threads), LinearShapes.read(bench.model).head[0]
-    several = instruction_sets.contenders(options.dtype)
-    systems = [bench.alone(threads, one.name, **one.environment) for one in several]
-    runs = {system.name: Runs(system.name, threads, system.start_s) for system in systems}
-    for system in systems:
+    form, threads, vocab_size = options.formats[0], max(options.threads), LinearShapes.read(bench.model).head[0]
+    several = instruction_sets.contenders(bf16=form.name == PLAIN)
+    systems = {one.name: bench.alone(threads, form, **one.environment) for one in several}
+    runs = {name: Runs(name, threads, system.start_s, form.name) for name, system in systems.items()}
+    for system in systems.values():
         system.run(warm_up(vocab_size))
     for repetition in range(options.repeat):
         for name in work:
             case = make_case(name, vocab_size, repetition, quick=options.quick)
-            for system in systems:
+            for contender, system in systems.items():
                 run = system.run(case)
-                runs[system.name].measurements.setdefault(name, []).append(run)
-                said = f"round {repetition + 1}: {name} by {system.name}: {run.wall_s:.2f} s"
+                runs[contender].measurements.setdefault(name, []).append(run)
+                said = f"round {repetition + 1}: {name} by {contender}: {run.wall_s:.2f} s"
                 print(said, file=sys.stderr, flush=True)
     figures = [figure for figure in FIGURES if figure.case in work]
     return list(instruction_sets.table(several, work, figures, runs))
 
 
-def _systems(options: argparse.Namespace, bench: Bench) -> Iterator[MeasuredSystem]:
+def _systems(options: argparse.Namespace, bench: Bench) -> Iterator[tuple[MeasuredSystem, Runs]]:
+    """Starts what is to be measured; yields each system with the record of its runs."""
+
+    def started(system: MeasuredSystem, name: str, form: Format, called: str) -> tuple[MeasuredSystem, Runs]:
+        peers, size = {OPENVINO: form.openvino, LLAMA_CPP: form.gguf}, bench.weight_bytes(form)
+        return system, Runs(name, system.threads, system.start_s, called, size, peers, system.about)
+
     for threads in options.threads:
-        if "alone" in options.paths:
-            yield bench.alone(threads)
-        if "whole" in options.paths:
-            yield bench.whole(threads)
-    if options.openvino:
-        yield bench.openvino(max(options.threads), options.openvino)
+        for form in options.formats:
+            if "alone" in options.paths:
+                yield started(bench.alone(threads, form), ALONE, form, form.name)
+            if "whole" in options.paths:
+                yield started(bench.whole(threads, form), WHOLE, form, form.name)
+    if options.peers:
+        threads = max(options.threads)
+        # The first of ours that a peer's format is nearest to tells how large it is.
+        if "openvino" in options.beside:
+            for kind, form in {form.openvino: form for form in reversed(options.formats)}.items():
+                yield started(bench.openvino(threads, kind), OPENVINO, form, kind)
+        if "llama.cpp" in options.beside:
+            for kind, form in {form.gguf: form for form in reversed(options.formats)}.items():
+                yield started(bench.llama_cpp(threads, kind), LLAMA_CPP, form, kind)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
-"""Measures the worker alone, as a child (`octavo.bench.child`): `python -m octavo.bench.alone MODEL DTYPE THREADS`."""
+"""Measures the worker alone, as a child (`octavo.bench.child`): `python -m octavo.bench.alone MODEL SETTINGS THREADS`,
+where SETTINGS are fields of `ModelSettings` as JSON."""
 
+import json
 import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from octavo.bench.child import Answer, serve
 from octavo.bench.figures import StepRows
@@ -59,12 +62,9 @@ def _observe(engine: InProcess, decoder: Decoder | None) -> tuple[dict[str, floa
     return {name: nanoseconds / 1e9 for name, nanoseconds in decoder.op_times.items()}, stage_s
 
 
-# The worker alone, in a process of its own: `python -m octavo.bench.alone MODEL DTYPE THREADS` is a child
-# (`octavo.bench.child`).
-
-
-def _answers(model: Path, dtype: str, threads: int) -> dict[str, Answer]:
-    runner = ModelRunner(model, ModelSettings(dtype=dtype, threads=threads, kv_cache_memory=KV_CACHE_MEMORY))
+def _answers(model: Path, settings: dict[str, str], threads: int) -> dict[str, Answer]:
+    given: dict[str, Any] = {"threads": threads, "kv_cache_memory": KV_CACHE_MEMORY, **settings}
+    runner = ModelRunner(model, ModelSettings(**given))
     observed = ObservedRunner(runner)
     engine = InProcess(observed)
 
@@ -72,6 +72,9 @@ def _answers(model: Path, dtype: str, threads: int) -> dict[str, Answer]:
         return {"peak": peak_memory(os.getpid()), "kv": observed.kv_bytes}
 
     return {
+        "about": lambda _: (
+            f"computes in {runner.model.dtype}, {runner.kv_bytes_per_token} KV bytes per token; {runner.kernels}"
+        ),
         "run": lambda case: engine.run(Case.from_json(case)).to_json(),
         "memory": memory,
         "profile": lambda _: profile_decode(engine, observed, runner.decoder),
@@ -79,4 +82,4 @@ def _answers(model: Path, dtype: str, threads: int) -> dict[str, Answer]:
 
 
 if __name__ == "__main__":
-    sys.exit(serve(lambda: _answers(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))))
+    sys.exit(serve(lambda: _answers(Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3]))))

@@ -49,10 +49,18 @@ class LinearShapes:
         return cls(config["num_hidden_layers"], layer, (config["vocab_size"], hidden))
 
     @property
+    def num_layer_weights(self) -> int:
+        return self.num_layers * sum(out * size for out, size in self.layer)
+
+    @property
+    def num_head_weights(self) -> int:
+        return self.head[0] * self.head[1]
+
+    @property
     def num_weights(self) -> int:
         """Counts the weights that every step reads. The LM head counts in full even where the embedding shares its
         weights; of an embedding of its own a step reads only a few rows."""
-        return self.num_layers * sum(out * size for out, size in self.layer) + self.head[0] * self.head[1]
+        return self.num_layer_weights + self.num_head_weights
 
 
 @dataclass(frozen=True)
@@ -124,11 +132,10 @@ class Floor:
 
 @dataclass(frozen=True)
 class CaseWork:
-    """Holds a case, the steps it is served in, and the number of bytes that a step reads of the weights."""
+    """Holds a case, and the steps it is served in."""
 
     case: Case
     steps: list[StepRows]
-    weight_bytes: int
 
 
 @dataclass(frozen=True)
@@ -136,15 +143,16 @@ class CaseFigure:
     """Defines one number of a case: `seconds` of a run, in `unit`; where that is tokens per second, `tokens` over the
     seconds.
 
-    `goal` is what the worker alone must reach on a quiet machine of two Zen 5 cores, where `quiet_floor` and
-    `quiet_openvino` (OpenVINO GenAI 2026.4) were measured; all three in `unit`.
+    `floor` takes the bytes of the weights besides. `goal` is what the worker alone must reach in bf16 on a quiet
+    machine of two Zen 5 cores, where `quiet_floor` and `quiet_openvino` (OpenVINO GenAI 2026.4) were measured; all
+    three in `unit`.
     """
 
     case: str
     name: str
     unit: str
     seconds: Callable[[Measurement], float]
-    floor: Callable[[CaseWork, Yardsticks], Floor]
+    floor: Callable[[CaseWork, int, Yardsticks], Floor]
     tokens: Callable[[Case], int] | None = None
     goal: float | None = None
     quiet_floor: float | None = None
@@ -186,16 +194,16 @@ def _per_token(measurement: Measurement) -> float:
     return measurement.ms_per_token / 1000
 
 
-def _reading(work: CaseWork, yardsticks: Yardsticks) -> Floor:
-    of = f"reading {work.weight_bytes / 1e6:.0f} MB of weights at {yardsticks.bytes_per_s / 1e9:.1f} GB/s"
-    return Floor(work.weight_bytes / yardsticks.bytes_per_s, of)
+def _reading(_: CaseWork, weight_bytes: int, yardsticks: Yardsticks) -> Floor:
+    of = f"reading {weight_bytes / 1e6:.0f} MB of weights at {yardsticks.bytes_per_s / 1e9:.1f} GB/s"
+    return Floor(weight_bytes / yardsticks.bytes_per_s, of)
 
 
-def _multiplying(work: CaseWork, yardsticks: Yardsticks) -> Floor:
+def _multiplying(work: CaseWork, _: int, yardsticks: Yardsticks) -> Floor:
     return Floor(yardsticks.gemm_s(work.steps), f"torch's matrix products of its {len(work.steps)} steps")
 
 
-def _multiplying_first(work: CaseWork, yardsticks: Yardsticks) -> Floor:
+def _multiplying_first(work: CaseWork, _: int, yardsticks: Yardsticks) -> Floor:
     first = next(index for index, step in enumerate(work.steps) if step.logit_rows)
     return Floor(yardsticks.gemm_s(work.steps[: first + 1]), "torch's matrix products of the prompt")
 

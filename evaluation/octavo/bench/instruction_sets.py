@@ -42,16 +42,16 @@ _CONTENDERS = (
 )
 
 
-def contenders(dtype: str) -> list[Contender]:
-    """Lists the instruction sets that this machine has, each after the torch it is compared with; in bf16, which torch
-    without AVX-512 computes many times more slowly than all others, with the unbound torch only. Raises
+def contenders(*, bf16: bool) -> list[Contender]:
+    """Lists the instruction sets that this machine has, each after the torch it is compared with; in `bf16`, which
+    torch without AVX-512 computes many times more slowly than all others, with the unbound torch only. Raises
     `NativeUnavailable` (`octavo.kernels.native.library`)."""
     variants = runnable(load().functions)
     if "avx2" not in variants:
         # No x86: torch has one way.
         return [_CONTENDERS[0], Contender("portable", {VARIANT_VARIABLE: "portable"}, "torch")]
     mine = [one for one in _CONTENDERS if one.name in variants]
-    peers = {"torch"} if dtype == "bfloat16" else {one.peer for one in mine} | {"torch"}
+    peers = {"torch"} if bf16 else {one.peer for one in mine} | {"torch"}
     return [one for one in _CONTENDERS if one in mine or one.name in peers]
 
 

@@ -1,13 +1,13 @@
-"""Runs OpenVINO GenAI on the same weights, as a child (`octavo.bench.child`): `PYTHON openvino_peer.py MODEL DTYPE
-THREADS` in the environment that `make bench-peers` makes.
+"""Runs OpenVINO GenAI on the same weights, as a child (`octavo.bench.child`): `PYTHON openvino_peer.py MODEL FORMAT
+THREADS` in the environment that `make bench-peers` makes. FORMAT is bf16, f32, or what weights are compressed to: int8
+or int4.
 
-The model is converted once, its weights uncompressed as they are, and kept in that environment. One continuous-batching
-pipeline serves all cases, as one server would: prefix caching on, activations, keys and values in DTYPE.
+The model is converted once, and kept in that environment. One continuous-batching pipeline serves all cases, as one
+server would, prefix caching on. Keys and values are of the FORMAT, or where weights are compressed what OpenVINO makes
+them then: u8.
 """
 
-import hashlib
 import os
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -22,56 +22,67 @@ import openvino_genai
 
 from octavo.bench.child import Answer, serve
 from octavo.bench.measurement import CpuMeter, Measurement, TokenTimes, measured, peak_memory
+from octavo.bench.peer_models import kept
 from octavo.bench.workloads import KV_CACHE_MEMORY, Case, CaseRequest
 
-_HINTS = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 # 256 was no faster, 1,024 a little slower.
 _MAX_NUM_BATCHED_TOKENS = 512
+# The arguments of optimum-intel's OVWeightQuantizationConfig, none for weights as they are. Embedding and LM head stay
+# in 8 bits.
+_COMPRESSION: dict[str, dict[str, Any]] = {
+    "bf16": {},
+    "f32": {},
+    "int8": {"bits": 8, "sym": False},
+    "int4": {"bits": 4, "group_size": 64, "sym": False, "ratio": 1.0},
+}
 
 
-def converted(model: Path) -> Path:
-    """Returns a directory with `model` as OpenVINO's IR and its tokenizer, converted where it is not there yet."""
-    digest = hashlib.sha256((model / "config.json").read_bytes())
-    for weights in sorted(model.glob("*.safetensors")):
-        digest.update(f"{weights.resolve()} {weights.stat().st_size} {weights.stat().st_mtime_ns}".encode())
-    directory = Path(sys.prefix) / "octavo-models" / digest.hexdigest()[:16]
-    if not directory.is_dir():
-        _convert(model, directory)
-    return directory
+def converted(model: Path, kind: str) -> Path:
+    """Returns a directory with `model` as OpenVINO's IR, weights of `kind`, and its tokenizer."""
+    name = "openvino-" + (kind if _COMPRESSION[kind] else "plain")
+    return kept(model, name, lambda to: _convert(model, kind, to))
 
 
-def _convert(model: Path, directory: Path) -> None:
+def _convert(model: Path, kind: str, to: Path) -> None:
     # These take seconds to import, and only this once.
     from openvino_tokenizers import convert_tokenizer
-    from optimum.intel import OVModelForCausalLM
+    from optimum.intel import OVModelForCausalLM, OVWeightQuantizationConfig
     from transformers import AutoTokenizer
 
-    parts = directory.with_suffix(".partial")
-    shutil.rmtree(parts, ignore_errors=True)
+    compression = (
+        {"quantization_config": OVWeightQuantizationConfig(**_COMPRESSION[kind])} if _COMPRESSION[kind] else {}
+    )
     # Not compiled, for it is not run; 8 bits would be the default for large models.
-    exported = OVModelForCausalLM.from_pretrained(model, export=True, compile=False, load_in_8bit=False)
-    exported.save_pretrained(parts)
+    exported = OVModelForCausalLM.from_pretrained(
+        model, export=True, compile=False, **(compression or {"load_in_8bit": False})
+    )
+    exported.save_pretrained(to)
     tokenizer, detokenizer = convert_tokenizer(AutoTokenizer.from_pretrained(model), with_detokenizer=True)
-    openvino.save_model(tokenizer, parts / "openvino_tokenizer.xml")
-    openvino.save_model(detokenizer, parts / "openvino_detokenizer.xml")
-    parts.rename(directory)
+    openvino.save_model(tokenizer, to / "openvino_tokenizer.xml")
+    openvino.save_model(detokenizer, to / "openvino_detokenizer.xml")
 
 
 class OpenVinoPeer:
     """Drives one pipeline step by step in this process: no server is around it, as with the worker alone."""
 
-    def __init__(self, model: Path, dtype: str, threads: int) -> None:
+    def __init__(self, model: Path, kind: str, threads: int) -> None:
         scheduling = openvino_genai.SchedulerConfig()
         scheduling.cache_size = KV_CACHE_MEMORY >> 30
         scheduling.max_num_batched_tokens = _MAX_NUM_BATCHED_TOKENS
         scheduling.enable_prefix_caching = True
-        properties = {
-            "INFERENCE_NUM_THREADS": threads,
-            "INFERENCE_PRECISION_HINT": _HINTS[dtype],
-            "KV_CACHE_PRECISION": _HINTS[dtype],
-            "PERFORMANCE_HINT": "LATENCY",
-        }
-        self._pipeline = openvino_genai.ContinuousBatchingPipeline(converted(model), scheduling, "CPU", properties)
+        properties = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
+        defaults = "; its defaults else: keys and values u8, activations quantised by groups of 32"
+        if not _COMPRESSION[kind]:
+            properties |= {"INFERENCE_PRECISION_HINT": kind, "KV_CACHE_PRECISION": kind}
+            defaults = ""
+        said = {"weights": _COMPRESSION[kind] or kind, **properties}
+        self.about = (
+            f"version {openvino_genai.__version__}, continuous batching of at most {_MAX_NUM_BATCHED_TOKENS} tokens,"
+            f" prefix caching on, {', '.join(f'{name} {value}' for name, value in said.items())}{defaults}"
+        )
+        self._pipeline = openvino_genai.ContinuousBatchingPipeline(
+            converted(model, kind), scheduling, "CPU", properties
+        )
 
     def run(self, case: Case) -> Measurement:
         """Submits all of the case's requests at once, and serves them."""
@@ -100,9 +111,10 @@ class OpenVinoPeer:
         return self._pipeline.add_request(index, prompt, config)
 
 
-def _answers(model: Path, dtype: str, threads: int) -> dict[str, Answer]:
-    peer = OpenVinoPeer(model, dtype, threads)
+def _answers(model: Path, kind: str, threads: int) -> dict[str, Answer]:
+    peer = OpenVinoPeer(model, kind, threads)
     return {
+        "about": lambda _: peer.about,
         "run": lambda case: peer.run(Case.from_json(case)).to_json(),
         "memory": lambda _: {"peak": peak_memory(os.getpid())},
         "profile": lambda _: {},

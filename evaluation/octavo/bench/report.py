@@ -1,6 +1,6 @@
 """Holds a benchmark's findings as numbers, and writes them as a table."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 
 from octavo.bench.figures import FIGURES, CaseFigure, CaseWork, Floor, Yardsticks
@@ -10,26 +10,38 @@ from octavo.bench.table import line
 ALONE = "worker alone"
 WHOLE = "all processes"
 OPENVINO = "OpenVINO GenAI"
+LLAMA_CPP = "llama.cpp"
+PLAIN = "bf16"
 
 
 @dataclass(frozen=True)
 class Runs:
     """Holds all that one system did with `threads` threads: its `measurements` by case, in the order of the rounds.
 
-    `memory`, in bytes: the `peak` of its computing process and, where known, its blocks of keys and values (`kv`).
-    `profile`: milliseconds of a decode step by what it does, where asked for.
+    `format` is that of the weights, whose size a step reads is `weight_bytes`; `peers` names those of other systems
+    with which its speed is compared, by system. `about` says how the system was set. `memory`, in bytes: the `peak` of
+    its computing process and, where known, its blocks of keys and values (`kv`). `profile`: milliseconds of a decode
+    step by what it does, where asked for.
     """
 
     name: str
     threads: int
     start_s: float
+    format: str = PLAIN
+    weight_bytes: int = 0
+    peers: dict[str, str] = field(default_factory=dict)
+    about: str = ""
     measurements: dict[str, list[Measurement]] = field(default_factory=dict)
     memory: dict[str, int] = field(default_factory=dict)
     profile: dict[str, float] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
-        return f"{self.name}, {self.threads} thread{'s' if self.threads > 1 else ''}"
+        return f"{self.name} {self.format}, {self.threads} thread{'s' if self.threads > 1 else ''}"
+
+    def has(self, figure: CaseFigure) -> bool:
+        """Tells whether the system was asked for the figure's case."""
+        return figure.case in self.measurements
 
     def best(self, figure: CaseFigure) -> Measurement:
         """Returns the run that the machine disturbed least."""
@@ -39,16 +51,19 @@ class Runs:
 @dataclass(frozen=True)
 class FigureRow:
     """Holds a figure of one system: `value` and its floor in the figure's unit, the former's time over the latter's,
-    and the system's speed over that of the worker alone with as many threads and over OpenVINO's, where these ran
-    too."""
+    and the system's speed over that of the worker alone with as many threads, in its own format and in bf16, and over
+    the peers' in the format that is nearest, where these ran too."""
 
     system: str
     threads: int
+    format: str
     value: float
     floor: float
     over_floor: float
     to_alone: float | None
+    to_plain: float | None
     to_openvino: float | None
+    to_llama_cpp: float | None
     others_share: float
 
 
@@ -66,25 +81,34 @@ class BenchReport:
         return [figure for figure in FIGURES if figure.case in self.work]
 
     def rows(self, figure: CaseFigure) -> list[FigureRow]:
-        return [self._row(figure, runs) for runs in self.runs]
+        return [self._row(figure, runs) for runs in self.runs if runs.has(figure)]
 
-    def floor(self, figure: CaseFigure, threads: int) -> Floor:
-        """Returns the floor by the best that the machine gave in any round, as the runs are the best."""
-        return figure.floor(self.work[figure.case], Yardsticks.best(self.yardsticks[threads]))
+    def floor(self, figure: CaseFigure, runs: Runs) -> Floor:
+        """Returns the floor of a system by the best that the machine gave in any round, as the runs are the best."""
+        yardsticks = Yardsticks.best(self.yardsticks[runs.threads])
+        return figure.floor(self.work[figure.case], runs.weight_bytes, yardsticks)
 
     def _row(self, figure: CaseFigure, runs: Runs) -> FigureRow:
-        case, best, floor = self.work[figure.case].case, runs.best(figure), self.floor(figure, runs.threads).seconds
+        case, best, floor = self.work[figure.case].case, runs.best(figure), self.floor(figure, runs).seconds
         seconds = figure.seconds(best)
-        alone = (other for other in self.runs if (other.name, other.threads) == (ALONE, runs.threads))
-        openvino = (other for other in self.runs if other.name == OPENVINO)
+
+        def to(name: str, form: str | None, threads: int | None = None) -> float | None:
+            """Returns the speed over that of a system; None if there is none."""
+            others = [one for one in self.runs if (one.name, one.format) == (name, form) and one.has(figure)]
+            times = [figure.seconds(one.best(figure)) for one in others if threads in (None, one.threads)]
+            return min(times) / seconds if times else None
+
         return FigureRow(
             system=runs.name,
             threads=runs.threads,
+            format=runs.format,
             value=figure.shown(seconds, case),
             floor=figure.shown(floor, case),
             over_floor=seconds / floor,
-            to_alone=_least_seconds(figure, alone, seconds),
-            to_openvino=_least_seconds(figure, openvino, seconds),
+            to_alone=to(ALONE, runs.format, runs.threads),
+            to_plain=to(ALONE, PLAIN, runs.threads),
+            to_openvino=to(OPENVINO, runs.peers.get(OPENVINO)),
+            to_llama_cpp=to(LLAMA_CPP, runs.peers.get(LLAMA_CPP)),
             others_share=best.others_share,
         )
 
@@ -103,46 +127,47 @@ class BenchReport:
         }
 
 
-def _least_seconds(figure: CaseFigure, others: Iterable[Runs], seconds: float) -> float | None:
-    """Returns the seconds of the fastest of `others`, over `seconds`; None if there is none."""
-    least = min((figure.seconds(other.best(figure)) for other in others), default=None)
-    return None if least is None else least / seconds
-
-
 _NOTES = """\
-x floor: how many times as long as the floor. goal: the same of what the worker alone must reach on a quiet machine,
-by the floor that was measured there. of alone, of OpenVINO: speed over theirs; goal: as before. others: the share of
-all cores' time that other processes took. A figure is the best of its runs, a floor the best of its rounds."""
-_HEADS = ("", "", "x floor", "goal", "of alone", "of OpenVINO", "goal", "others")
-_WIDTHS = (30, 20, 9, 7, 10, 13, 7, 9)
+x floor: how many times as long as the floor. goal: the same of what the worker alone must reach in bf16 on a quiet
+machine, by the floor that was measured there. of alone, of bf16: speed over that of the worker alone in the same format
+and in bf16. of OpenVINO, of llama.cpp: speed over theirs in the format that is nearest; goal: as before, beside
+OpenVINO. others: the share of all cores' time that other processes took. A figure is the best of its runs, a floor the
+best of its rounds."""
+_HEADS = ("", "", "x floor", "goal", "of alone", "of bf16", "of OpenVINO", "goal", "of llama.cpp", "others")
+_WIDTHS = (38, 16, 9, 7, 10, 9, 13, 7, 14, 8)
 
 
 def to_text(report: BenchReport) -> str:
     """Formats everything but the single runs."""
+    about = [f"{runs.title}: {runs.about}" for runs in report.runs if runs.about]
     figures = (_figure(report, figure) for figure in report.figures)
-    parts = [[line(_HEADS, _WIDTHS)], *figures, [_NOTES], _best_threads(report), _details(report)]
+    parts = [about, [line(_HEADS, _WIDTHS)], *figures, [_NOTES], _best_threads(report), _details(report)]
     return "\n\n".join(text for part in parts if (text := "\n".join(part)))
 
 
 def _figure(report: BenchReport, figure: CaseFigure) -> Iterator[str]:
     yield f"{figure.case}, {figure.name} ({report.work[figure.case].case.title})"
-    for row, runs in zip(report.rows(figure), report.runs, strict=True):
+    several = [runs for runs in report.runs if runs.has(figure)]
+    for row, runs in zip(report.rows(figure), several, strict=True):
         yield line(_cells(figure, row, runs), _WIDTHS)
-    for threads in sorted(report.yardsticks):
-        floor = report.floor(figure, threads)
+    floors = {(runs.threads, report.floor(figure, runs)): None for runs in several}
+    for threads, floor in floors:
         value = figure.shown(floor.seconds, report.work[figure.case].case)
         yield f"  floor with {threads}: {_number(value)} {figure.unit}, {floor.of}"
 
 
 def _cells(figure: CaseFigure, row: FigureRow, runs: Runs) -> tuple[str, ...]:
+    is_plain = runs.format == PLAIN
     return (
         f"  {runs.title}",
         f"{_number(row.value)} {figure.unit}",
         _ratio(row.over_floor),
-        _ratio(figure.goal_over_floor),
+        _ratio(figure.goal_over_floor if is_plain else None),
         _ratio(row.to_alone),
+        _ratio(row.to_plain),
         _ratio(row.to_openvino),
-        _ratio(figure.goal_to_openvino),
+        _ratio(figure.goal_to_openvino if is_plain else None),
+        _ratio(row.to_llama_cpp),
         f"{row.others_share:.0%}",
     )
 
@@ -160,28 +185,28 @@ def _best_threads(report: BenchReport) -> Iterator[str]:
     scheduler."""
     if len(report.yardsticks) > 1:
         for figure in report.figures:
-            rows = [row for row in report.rows(figure) if row.system == WHOLE]
-            if rows:
-                best = min(rows, key=lambda row: row.over_floor * report.floor(figure, row.threads).seconds)
-                yield f"best --threads for {figure.case}, {figure.name}, through all processes: {best.threads}"
+            several = [runs for runs in report.runs if runs.name == WHOLE and runs.has(figure)]
+            for form in dict.fromkeys(runs.format for runs in several):
+                of_format = [runs for runs in several if runs.format == form]
+                best = min(of_format, key=lambda runs: figure.seconds(runs.best(figure)))
+                yield f"best --threads for {figure.case}, {figure.name}, {form} through all processes: {best.threads}"
 
 
 def _details(report: BenchReport) -> Iterator[str]:
-    weight_bytes = next(iter(report.work.values())).weight_bytes
     for runs in report.runs:
-        yield f"{runs.title}: ready after {runs.start_s:.1f} s, {_memory(runs, weight_bytes)}"
+        yield f"{runs.title}: ready after {runs.start_s:.1f} s, {_memory(runs)}"
         for figure in report.figures:
-            if runs.measurements and figure is next(f for f in report.figures if f.case == figure.case):
+            if runs.has(figure) and figure is next(f for f in report.figures if f.case == figure.case):
                 yield from _run(figure, runs.best(figure))
         yield from _profile(runs)
 
 
-def _memory(runs: Runs, weight_bytes: int) -> str:
+def _memory(runs: Runs) -> str:
     text = f"at most {_mib(runs.memory['peak'])} resident"
     if "kv" not in runs.memory:
         return text
-    rest = runs.memory["peak"] - weight_bytes - runs.memory["kv"]
-    return f"{text}: {_mib(weight_bytes)} weights, {_mib(runs.memory['kv'])} KV blocks, {_mib(rest)} more"
+    rest = runs.memory["peak"] - runs.weight_bytes - runs.memory["kv"]
+    return f"{text}: {_mib(runs.weight_bytes)} weights, {_mib(runs.memory['kv'])} KV blocks, {_mib(rest)} more"
 
 
 def _mib(num_bytes: int) -> str:

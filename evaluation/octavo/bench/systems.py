@@ -1,6 +1,7 @@
 """Starts the servers that are measured side by side; each is ready once made, and answers one case at a time."""
 
 import asyncio
+import json
 import os
 import sys
 import tempfile
@@ -13,10 +14,11 @@ from typing import Any, Protocol
 import grpc
 
 from octavo.bench.child import MeasuredChild
-from octavo.bench.figures import Yardsticks
+from octavo.bench.figures import LinearShapes, Yardsticks
+from octavo.bench.formats import Format, file_bytes
 from octavo.bench.measurement import CpuMeter, Measurement, TokenTimes, measured, peak_memory
-from octavo.bench.report import ALONE, OPENVINO, WHOLE
 from octavo.bench.workloads import KV_CACHE_MEMORY, Case, CaseRequest
+from octavo.kernels.native.library import VARIANT_VARIABLE
 from octavo.testbed.stack import Stack
 from octavo.v1 import admin_pb2, generation_pb2, generation_pb2_grpc
 
@@ -71,12 +73,12 @@ def _times(load: admin_pb2.GetLoadResponse) -> dict[str, int]:
 
 
 class MeasuredSystem(Protocol):
-    """Serves the model with `threads` threads of computing; it was ready after `start_s` seconds. For `memory` and
-    `profile` see `octavo.bench.report.Runs`; what is not known is left out."""
+    """Serves the model with `threads` threads of computing; it was ready after `start_s` seconds. For `about`, `memory`
+    and `profile` see `octavo.bench.report.Runs`; what is not known is left out."""
 
-    name: str
     threads: int
     start_s: float
+    about: str
 
     def run(self, case: Case) -> Measurement: ...
     def memory(self) -> dict[str, int]: ...
@@ -84,12 +86,12 @@ class MeasuredSystem(Protocol):
 
 
 class ChildSystem:
-    """Asks a server in a child process, which answers `run`, `memory` and `profile`."""
+    """Asks a server in a child process, which answers `about`, `run`, `memory` and `profile`."""
 
-    def __init__(self, name: str, threads: int, child: MeasuredChild) -> None:
-        self.name = name
+    def __init__(self, threads: int, child: MeasuredChild) -> None:
         self.threads = threads
         self.start_s = child.start_s
+        self.about: str = child.ask("about")
         self._child = child
 
     def run(self, case: Case) -> Measurement:
@@ -109,8 +111,8 @@ class WholeSystem:
     """Runs scheduler, frontend and one worker, as `octavo serve` starts them, and a gRPC client."""
 
     def __init__(self, threads: int, stack: Stack) -> None:
-        self.name = WHOLE
         self.threads = threads
+        self.about = ""
         self._stack = stack
         began = time.perf_counter()
         stack.start_all()
@@ -127,45 +129,96 @@ class WholeSystem:
 
 
 class Bench(ExitStack):
-    """Starts what is measured, and stops it at the end of the `with` block; logs and sockets go with it."""
+    """Starts what is measured, and stops it at the end of the `with` block; logs and sockets go with it.
 
-    def __init__(self, model: Path, dtype: str) -> None:
+    `peers` is the Python of the environment that `make bench-peers` makes. `held_to` names the one instruction set that
+    Octavo's kernels and llama.cpp may use, "" the best for each.
+    """
+
+    def __init__(self, model: Path, peers: Path | None = None, held_to: str = "") -> None:
         super().__init__()
         self.model = model
-        self._dtype = dtype
+        self._peers = peers
+        self._held_to = held_to
+        self._files: dict[str, Path] = {}
+        self._num_children = 0
         self._directory = Path(self.enter_context(tempfile.TemporaryDirectory(prefix="octavo-")))
 
-    def alone(self, threads: int, name: str = ALONE, **environment: str) -> ChildSystem:
+    def alone(self, threads: int, form: Format, **environment: str) -> ChildSystem:
         """Starts the worker alone in a process with `environment` besides this one's."""
-        return ChildSystem(name, threads, self._octavo_child("alone", threads, **environment))
+        model, settings = self._served(form)
+        held = self._instructions() | environment
+        return ChildSystem(threads, self._octavo_child("alone", model, json.dumps(settings), threads, **held))
 
-    def whole(self, threads: int) -> WholeSystem:
+    def whole(self, threads: int, form: Format) -> WholeSystem:
+        model, settings = self._served(form)
         environment = {
-            "OCTAVO_DTYPE": self._dtype,
+            **{f"OCTAVO_{name.upper()}": value for name, value in settings.items()},
             "OCTAVO_THREADS": str(threads),
             "OCTAVO_KV_CACHE_MEMORY": str(KV_CACHE_MEMORY),
+            **self._instructions(),
         }
-        return WholeSystem(threads, self.enter_context(Stack(self.model, self._directory / f"w{threads}", environment)))
+        directory = self._directory / f"w{threads}-{form.name.replace('/', '-')}"
+        return WholeSystem(threads, self.enter_context(Stack(model, directory, environment)))
 
-    def openvino(self, threads: int, python: Path) -> ChildSystem:
-        """`python` is that of the environment that `make bench-peers` makes."""
-        command = [python, Path(__file__).with_name("openvino_peer.py")]
-        # The first start converts the model.
-        self._child(command, threads).close()
-        return ChildSystem(OPENVINO, threads, self._child(command, threads))
+    def openvino(self, threads: int, kind: str) -> ChildSystem:
+        return ChildSystem(threads, self._peer("openvino_peer.py", kind, threads))
 
-    def yardsticks(self, threads: int) -> "YardstickChild":
-        return YardstickChild(threads, self._octavo_child("yardsticks", threads))
+    def llama_cpp(self, threads: int, kind: str) -> ChildSystem:
+        """Starts llama.cpp as it was built for this machine, or with the part of it that was built for `held_to`."""
+        held: dict[str, str] = {}
+        if self._held_to and self._peers is not None:
+            held["LD_LIBRARY_PATH"] = str(self._peers.parent.parent / "llama.cpp" / self._held_to / "bin")
+        return ChildSystem(threads, self._peer("llama_cpp_peer.py", kind, threads, **held))
 
-    def _octavo_child(self, module: str, threads: int, **environment: str) -> MeasuredChild:
+    def gguf_file(self, form: Format) -> Path:
+        """Returns the model in this format as a file that llama.cpp has made."""
+        if form.gguf not in self._files:
+            child = self._peer("llama_cpp_peer.py", form.gguf, 1)
+            self._files[form.gguf] = Path(child.ask("file"))
+            child.close()
+        return self._files[form.gguf]
+
+    def weight_bytes(self, form: Format) -> int:
+        """Counts the bytes of weights that every step reads."""
+        model, _ = self._served(form)
+        return form.weight_bytes(LinearShapes.read(self.model)) if model == self.model else file_bytes(model)
+
+    def yardsticks(self, threads: int, form: Format) -> "YardstickChild":
+        """Measures torch in the dtype of `form`, or in bf16 if that is quantised."""
+        dtype = "float32" if form.name == "fp32" else "bfloat16"
+        return YardstickChild(threads, self._octavo_child("yardsticks", self.model, dtype, threads))
+
+    def _served(self, form: Format) -> tuple[Path, dict[str, str]]:
+        """Returns what a worker is to load, and its settings: of quantised weights the file that llama.cpp reads too,
+        where there is one. Raises `ValueError` where nothing makes the format."""
+        settings = dict(form.settings or {})
+        if form.is_quantized and self._peers is not None:
+            settings.pop("quantization", None)
+            return self.gguf_file(form), settings
+        if form.is_quantized and "quantization" not in settings:
+            raise ValueError(f"{form.name} is a GGUF file's alone, which llama.cpp makes: run make bench-peers")
+        return self.model, settings
+
+    def _instructions(self) -> dict[str, str]:
+        return {VARIANT_VARIABLE: self._held_to} if self._held_to else {}
+
+    def _octavo_child(self, module: str, model: Path, what: str, threads: int, **environment: str) -> MeasuredChild:
         # It sees the modules that this process sees, however it came to.
         paths = os.pathsep.join(filter(None, sys.path))
-        return self._child([sys.executable, "-m", f"octavo.bench.{module}"], threads, PYTHONPATH=paths, **environment)
+        command: list[str | Path] = [sys.executable, "-m", f"octavo.bench.{module}", model, what]
+        return self._child(command, threads, PYTHONPATH=paths, **environment)
+
+    def _peer(self, script: str, kind: str, threads: int, **environment: str) -> MeasuredChild:
+        if self._peers is None:
+            raise ValueError("peers run in an environment of their own: run make bench-peers")
+        command: list[str | Path] = [self._peers, Path(__file__).with_name(script), self.model, kind]
+        return self._child(command, threads, **environment)
 
     def _child(self, command: Sequence[str | Path], threads: int, **environment: str) -> MeasuredChild:
-        log = self._directory / f"{Path(command[-1]).name}-{threads}.log"
-        arguments = [*command, self.model, self._dtype, str(threads)]
-        child = MeasuredChild(arguments, log, OMP_NUM_THREADS=str(threads), **environment)
+        self._num_children += 1
+        log = self._directory / f"{self._num_children}.log"
+        child = MeasuredChild([*command, str(threads)], log, OMP_NUM_THREADS=str(threads), **environment)
         self.callback(child.close)
         return child
 

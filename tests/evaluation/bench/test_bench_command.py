@@ -43,7 +43,7 @@ def test_every_case_runs_everywhere_and_is_reported(
 ) -> None:
     names = [name for name in NAMES if name[0] in cases]
     path = tmp_path / "report.json"
-    options = ["--model", str(model), "--dtype", "float32", "--threads", "1", "--repeat", "2", "--quick", "--profile"]
+    options = ["--model", str(model), "--formats", "fp32", "--threads", "1", "--repeat", "2", "--quick", "--profile"]
     assert main([*options, "--cases", *cases, "--json", str(path)]) == 0
     text, progress = capsys.readouterr()
     assert progress.count("round 2:") == len(names) * len(SYSTEMS)

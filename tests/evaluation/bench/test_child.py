@@ -64,10 +64,11 @@ def test_a_child_that_cannot_start_says_why(tmp_path: Path) -> None:
         MeasuredChild(command(tmp_path, "raise RuntimeError('no such luck')"), tmp_path / "log")
 
 
-def test_the_openvino_peer_starts_without_octavo_in_its_environment(tmp_path: Path) -> None:
+@pytest.mark.parametrize("script", ["openvino_peer.py", "llama_cpp_peer.py"])
+def test_a_peer_starts_without_octavo_in_its_environment(script: str, tmp_path: Path) -> None:
     for package in ("numpy", "openvino", "openvino_genai"):
         (tmp_path / f"{package}.py").write_text("")
-    peer = Path(systems.__file__).with_name("openvino_peer.py")
+    peer = Path(systems.__file__).with_name(script)
     code = f"import runpy, sys; sys.path.append(sys.argv[1]); runpy.run_path({str(peer)!r}, run_name='peer')"
     # -I and -S leave the standard library alone, as far as Octavo goes.
     command = [sys.executable, "-I", "-S", "-c", code, str(tmp_path)]

@@ -21,15 +21,15 @@ def machine(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
 
 @pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize("machine", [EVERYTHING, EVERYTHING[2:], EVERYTHING[3:]], indirect=True)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_every_contender_is_another_process_and_comes_after_its_torch(dtype: str) -> None:
-    several = contenders(dtype)
+@pytest.mark.parametrize("bf16", [False, True])
+def test_every_contender_is_another_process_and_comes_after_its_torch(bf16: bool) -> None:
+    several = contenders(bf16=bf16)
     names = [one.name for one in several]
     assert names[0] == "torch"
     assert "portable" in names
     for place, one in enumerate(several):
         assert one.environment[VARIANT_VARIABLE] == (one.name if one.peer else "none")
-        assert dtype == "bfloat16" or not one.peer or one.peer in names[:place]
+        assert bf16 or not one.peer or one.peer in names[:place]
     assert len({tuple(sorted(one.environment.items())) for one in several}) == len(several)
 
 
@@ -43,7 +43,7 @@ def test_the_chosen_variant_is_chosen_again() -> None:
 @pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize("machine", [EVERYTHING], indirect=True)
 def test_the_table_tells_how_many_times_as_fast_as_torch_each_is() -> None:
-    several = contenders("float32")
+    several = contenders(bf16=False)
     seconds = {one.name: 2.0 for one in several} | {"avx2": 0.5, "torch, AVX2": 4.0}
     runs: Any = {name: SimpleNamespace(best=lambda _, value=value: value) for name, value in seconds.items()}
     figure: Any = SimpleNamespace(

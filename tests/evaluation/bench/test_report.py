@@ -1,12 +1,13 @@
 """Ratios, and the words around them."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from octavo.bench.figures import FIGURES, CaseFigure, CaseWork, StepRows, Yardsticks
 from octavo.bench.measurement import OTHERS, Measurement
-from octavo.bench.report import ALONE, OPENVINO, WHOLE, BenchReport, Runs, to_text
+from octavo.bench.report import ALONE, LLAMA_CPP, OPENVINO, WHOLE, BenchReport, Runs, to_text
 from octavo.bench.workloads import make_case
 
 FIGURE = {(figure.case, figure.name): figure for figure in FIGURES}
@@ -24,7 +25,7 @@ def runs(name: str, threads: int, slowness: float, **memory: int) -> Runs:
         "a": [run("a", 9.0, 30.0 * slowness, 99.0 * slowness), run("a", 9.0, 20.0 * slowness, 100.0 * slowness)],
         "c": [run("c", 4.0 * slowness), run("c", 5.0 * slowness)],
     }
-    return Runs(name, threads, 2.5, measurements, {"peak": 600 << 20, **memory})
+    return Runs(name, threads, 2.5, "bf16", 10_000, {OPENVINO: "bf16"}, "", measurements, {"peak": 600 << 20, **memory})
 
 
 @pytest.fixture
@@ -33,8 +34,8 @@ def report() -> BenchReport:
     best = Yardsticks(1e6, {1: 0.001, 2048: 2.048}, {1: 0.002, 8: 0.016})
     worse = Yardsticks(1e5, {1: 0.1, 2048: 3.0}, {1: 0.003, 8: 0.2})
     work = {
-        "a": CaseWork(make_case("a", 100), [StepRows(50, 0), StepRows(78, 1), StepRows(1, 1)], weight_bytes=10_000),
-        "c": CaseWork(make_case("c", 100), [StepRows(500, 4), StepRows(500, 4)], weight_bytes=10_000),
+        "a": CaseWork(make_case("a", 100), [StepRows(50, 0), StepRows(78, 1), StepRows(1, 1)]),
+        "c": CaseWork(make_case("c", 100), [StepRows(500, 4), StepRows(500, 4)]),
     }
     one_thread = Yardsticks(1e5, {1: 0.01, 2048: 20.48}, best.head_s)
     alone = runs(ALONE, 2, 1.0, kv=100 << 20)
@@ -65,6 +66,26 @@ def test_speeds_are_compared_with_the_worker_alone_and_with_openvino(report: Ben
     assert (alone.to_openvino, whole.to_openvino, openvino.to_openvino) == pytest.approx((2.0, 1.6, 1.0))
 
 
+def test_formats_are_compared_with_bf16_and_with_the_formats_of_peers_that_are_nearest(report: BenchReport) -> None:
+    def small(name: str, slowness: float, form: str) -> Runs:
+        named = {OPENVINO: "int4", LLAMA_CPP: "Q4_0"}
+        return replace(runs(name, 2, slowness), format=form, weight_bytes=2_500, peers=named)
+
+    others = [small(ALONE, 0.5, "q4_0"), small(LLAMA_CPP, 0.6, "Q4_0"), small(LLAMA_CPP, 0.1, "Q8_0")]
+    # Another system is not asked for every case.
+    del others[1].measurements["c"]
+    report = replace(report, runs=[*report.runs, *others])
+    ours = report.rows(TIME_PER_TOKEN)[4]
+    assert (ours.value, ours.floor, ours.over_floor) == pytest.approx((10.0, 2.5, 4.0))
+    assert (ours.to_alone, ours.to_plain, ours.to_llama_cpp) == pytest.approx((1.0, 2.0, 1.2))
+    # OpenVINO ran in bf16 alone.
+    assert ours.to_openvino is None
+    assert [row.system for row in report.rows(PROMPTS)] == [ALONE, WHOLE, WHOLE, OPENVINO, ALONE, LLAMA_CPP]
+    assert report.rows(PROMPTS)[4].to_llama_cpp is None
+    lines = [" ".join(line.split()) for line in to_text(report).splitlines()]
+    assert "worker alone q4_0, 2 threads 10.0 ms 4.00 1.00 2.00 1.20 25%" in lines
+
+
 def test_each_number_of_threads_has_its_own_floor(report: BenchReport) -> None:
     assert [row.floor for row in report.rows(TIME_PER_TOKEN)] == pytest.approx([10.0, 10.0, 100.0, 10.0])
 
@@ -89,16 +110,16 @@ def test_goals_are_ratios(case: str, name: str, over_floor: float | None, to_ope
 
 def test_the_text_has_every_figure_with_its_floor_and_ratios(report: BenchReport) -> None:
     lines = to_text(report).splitlines()
-    alone = next(line for line in lines if line.startswith("  worker alone, 2 threads"))
-    assert " ".join(alone.split()) == "worker alone, 2 threads 20.0 ms 2.00 1.30 1.00 2.00 1.18 25%"
+    alone = next(line for line in lines if line.startswith("  worker alone bf16, 2 threads"))
+    assert " ".join(alone.split()) == "worker alone bf16, 2 threads 20.0 ms 2.00 1.30 1.00 1.00 2.00 1.18 25%"
     assert "  floor with 2: 10.0 ms, reading 0 MB of weights at 0.0 GB/s" in lines
     assert "  floor with 2: 8063 tokens/s, torch's matrix products of its 2 steps" in lines
-    assert "best --threads for c, prompts, through all processes: 2" in lines
+    assert "best --threads for c, prompts, bf16 through all processes: 2" in lines
 
 
 def test_the_text_tells_where_memory_went(report: BenchReport) -> None:
     told = "600 MiB resident: 0 MiB weights, 100 MiB KV blocks, 500 MiB more"
-    assert f"worker alone, 2 threads: ready after 2.5 s, at most {told}" in to_text(report)
+    assert f"worker alone bf16, 2 threads: ready after 2.5 s, at most {told}" in to_text(report)
 
 
 def test_json_keeps_every_run_and_yardstick(report: BenchReport) -> None:
