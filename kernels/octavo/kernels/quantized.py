@@ -162,6 +162,10 @@ class Quantized:
         pairs = [(each.name, getattr(self, each.name)) for each in fields(self)]
         return {name: value for name, value in pairs if isinstance(value, Tensor)}
 
+    def contiguous(self) -> Self:
+        """Returns the same weight with tensors without gaps."""
+        return self._with({name: tensor.contiguous() for name, tensor in self.tensors().items()})
+
     def _with(self, tensors: dict[str, Tensor]) -> Self:
         changed: dict[str, Any] = dict(tensors)
         return replace(self, **changed)

@@ -25,17 +25,28 @@ _FLAGS = [
     # On aarch64 GCC would read far ahead for its loops, into registers that sums then have to leave.
     *("-fno-schedule-insns", "-Wno-ignored-optimization-argument"),
 ]
-_AVX512 = ["-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"]
+_AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+_AVX512 = [*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"]
 _VARIANTS = {
     "x86_64": {
         "portable": [],
-        "avx2": ["-mavx2", "-mfma"],
+        "avx2": _AVX2,
+        "avx_vnni": [*_AVX2, "-mavxvnni"],
         "avx512": _AVX512,
-        "avx512_bf16": [*_AVX512, "-mavx512bf16"],
-    }
+        "avx512_vnni": [*_AVX512, "-mavx512vnni"],
+        "avx512_bf16": [*_AVX512, "-mavx512vnni", "-mavx512bf16"],
+    },
+    "aarch64": {"portable": [], "dotprod": ["-march=armv8.2-a+dotprod"]},
 }
+# What is compiled for each variant, and with which flags besides: the second gives the same bits on all.
+_VARIANT_SOURCES = {
+    "variant.cpp": [],
+    "exact.cpp": ["-ffp-contract=off", "-DOCTAVO_EXACT"],
+}
+# Instructions that only the second knows what to do with.
+_EXACT_ONLY = ("avx_vnni", "avx512_vnni", "dotprod")
 # What is the same whatever the instruction set.
-_COMMON = ("library.cpp", "plan.cpp")
+_COMMON = ("library.cpp", "plan.cpp", "quantized_pack.cpp")
 _COMPILERS = ("g++", "c++", "clang++")
 
 
@@ -45,7 +56,7 @@ class BuildError(Exception):
 
 def source_hash() -> str:
     """Identifies what a library was compiled from, and for what kind of machine."""
-    digest = hashlib.sha256(repr((platform.machine(), _FLAGS, _variants())).encode())
+    digest = hashlib.sha256(repr((platform.machine(), _FLAGS, _variants(), _VARIANT_SOURCES)).encode())
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
@@ -63,10 +74,8 @@ def build(library: Path = LIBRARY) -> None:
     # Before the compiler reads them: what is changed meanwhile must show.
     defines = [f'-DOCTAVO_SOURCES="{source_hash()}"']
     with tempfile.TemporaryDirectory(dir=library.parent, prefix=".build-") as folder:
-        objects = [(name, flags, Path(folder, f"{name}.o")) for name, flags in _variants().items()]
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            list(pool.map(lambda item: _compile_variant(compiler, *item), objects))
-        parts = [path for *_, path in objects]
+            parts = list(pool.map(lambda item: _compile_variant(compiler, item, Path(folder)), _variant_sources()))
         for name in _COMMON:
             parts.append(Path(folder, f"{name}.o"))
             _run([compiler, *_FLAGS, *defines, "-c", str(SOURCES / name), "-o", str(parts[-1])])
@@ -101,9 +110,24 @@ def _openmp_flags(compiler: str) -> list[str]:
     return ["-fopenmp"] if "clang" in _run([compiler, "--version"]) else []
 
 
-def _compile_variant(compiler: str, name: str, flags: list[str], target: Path) -> None:
-    defines = [f"-DOCTAVO_VARIANT={name}", f'-DOCTAVO_VARIANT_NAME="{name}"']
-    _run([compiler, *_FLAGS, *flags, *defines, "-c", str(SOURCES / "variant.cpp"), "-o", str(target)])
+def _variant_sources() -> list[tuple[str, str]]:
+    """Returns each variant with each of its sources."""
+    return [
+        (variant, source)
+        for source in _VARIANT_SOURCES
+        for variant in _variants()
+        if source == "exact.cpp" or variant not in _EXACT_ONLY
+    ]
+
+
+def _compile_variant(compiler: str, item: tuple[str, str], folder: Path) -> Path:
+    """Compiles one source of one variant, and returns the object."""
+    variant, source = item
+    flags = [*_FLAGS, *_variants()[variant], *_VARIANT_SOURCES[source]]
+    defines = [f"-DOCTAVO_VARIANT={variant}", f'-DOCTAVO_VARIANT_NAME="{variant}"']
+    target = folder / f"{Path(source).stem}_{variant}.o"
+    _run([compiler, *flags, *defines, "-c", str(SOURCES / source), "-o", str(target)])
+    return target
 
 
 def _run(command: list[str]) -> str:

@@ -39,16 +39,18 @@ class NativeLinear:
         self._stored = self.op()
         self._as_float = self._op(Epilogue.STORE_FLOAT)
 
-    def op(self, *, added: float | None = None) -> LinearOp:
-        """Returns the operation for rows without gaps: it stores the outputs, or y + `added` times the outputs. The
-        operation holds only as long as this object."""
-        if added is None:
-            return self._op(Epilogue.GATE if self.gated else Epilogue.STORE)
-        return self._op(Epilogue.ADD, scale=added)
+    def op(self, *, added: float | None = None, y_stride: int | None = None) -> LinearOp:
+        """Returns the operation for rows of x without gaps: it stores the outputs, or y + `added` times the outputs.
 
-    def _op(self, epilogue: Epilogue, *, scale: float = 1.0) -> LinearOp:
+        Rows of y are `y_stride` elements apart; None: without gaps. The operation holds only as long as this object.
+        """
+        if added is None:
+            return self._op(Epilogue.GATE if self.gated else Epilogue.STORE, y_stride=y_stride)
+        return self._op(Epilogue.ADD, scale=added, y_stride=y_stride)
+
+    def _op(self, epilogue: Epilogue, *, scale: float = 1.0, y_stride: int | None = None) -> LinearOp:
         bias = None if self._bias is None else self._bias.data_ptr()
-        sizes = self.inputs, self.rows, self.inputs, self.outputs
+        sizes = self.inputs, self.rows, self.inputs, self.outputs if y_stride is None else y_stride
         return LinearOp(self._packed.data_ptr(), bias, *sizes, epilogue, self._activation, scale)
 
     def __call__(self, inputs: Tensor) -> Tensor:

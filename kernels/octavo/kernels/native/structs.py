@@ -1,6 +1,6 @@
 """Mirrors the structs of src/types.h, field by field, and its constants."""
 
-from ctypes import POINTER, Structure, Union, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, Union, c_float, c_int8, c_int32, c_int64, c_void_p
 from enum import IntEnum
 
 import torch
@@ -9,12 +9,14 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
 class Epilogue(IntEnum):
-    """Says where a product goes: stored, added to the output, multiplied as a gate, or stored as fp32."""
+    """Says where a product goes: stored, added to the output, gate and up multiplied, stored as fp32, or as a gate
+    multiplied with the output."""
 
     STORE = 0
     ADD = 1
     GATE = 2
     STORE_FLOAT = 3
+    MULTIPLY = 4
 
 
 class Activation(IntEnum):
@@ -24,6 +26,15 @@ class Activation(IntEnum):
     GELU_TANH = 1
 
 
+class Scales(IntEnum):
+    """Says what the scales of a quantised weight are, as src/quantized_layout.h does."""
+
+    HALF = 0
+    GROUP = 1
+    SIXTEEN = 2
+    FLOAT = 3
+
+
 class OpKind(IntEnum):
     """Tells which member of an `Op` holds."""
 
@@ -31,6 +42,8 @@ class OpKind(IntEnum):
     NORM = 1
     ROPE_WRITE = 2
     ATTENTION = 3
+    QUANTIZE = 4
+    QUANTIZED_LINEAR = 5
 
 
 class LinearOp(Structure):
@@ -45,6 +58,32 @@ class LinearOp(Structure):
         ("activation", c_int32),
         ("scale", c_float),
     )
+
+
+class QuantizedLinearOp(Structure):
+    _fields_ = (("linear", LinearOp), ("group", c_int64), ("format", c_int32), ("values", c_int8 * 16))
+
+
+class QuantizeOp(Structure):
+    _fields_ = (("size", c_int64), ("x_stride", c_int64))
+
+
+class QuantizedTensors(Structure):
+    _fields_ = (
+        ("codes", c_void_p),
+        ("scales", c_void_p),
+        ("mins", c_void_p),
+        ("block_scales", c_void_p),
+        ("block_mins", c_void_p),
+        ("inputs", c_int64),
+        ("group", c_int64),
+    )
+
+
+class WeightFormat(Structure):
+    """Mirrors the struct of src/quantized_layout.h."""
+
+    _fields_ = tuple((name, c_int32) for name in ("bits", "offset", "scales", "mins", "table"))
 
 
 class NormOp(Structure):
@@ -115,6 +154,8 @@ class _AnyOp(Union):
         ("norm", NormOp),
         ("rope_write", RopeWriteOp),
         ("attention", AttentionOp),
+        ("quantize", QuantizeOp),
+        ("quantized_linear", QuantizedLinearOp),
     )
 
 

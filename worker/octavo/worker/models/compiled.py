@@ -15,14 +15,26 @@ from torch import Tensor
 from octavo.kernels.backend import AttentionBackend
 from octavo.kernels.native.attention import NativeAttention, cache_pointers
 from octavo.kernels.native.library import NativeLibrary, load
-from octavo.kernels.native.linear import NativeLinear
 from octavo.kernels.native.memory import zeros
 from octavo.kernels.native.norm import norm_op, rms_norm
-from octavo.kernels.native.structs import DTYPES, AttentionOp, BufferAt, GroupStep, Layer, Op, OpKind, RopeWriteOp, Run
+from octavo.kernels.native.quantized_linear import NativeQuantizedLinear
+from octavo.kernels.native.structs import (
+    DTYPES,
+    AttentionOp,
+    BufferAt,
+    GroupStep,
+    Layer,
+    LinearOp,
+    Op,
+    OpKind,
+    RopeWriteOp,
+    Run,
+)
 from octavo.worker.models.config import DecoderConfig
 from octavo.worker.models.decoder import Decoder, LayerCache, PagedStep
 from octavo.worker.models.fused import FusedLlama
 from octavo.worker.models.layers import Attention, DecoderLayer, RMSNorm, ShardedRMSNorm
+from octavo.worker.models.linear import GatedLinear, Linear, LinearKind, NativePart
 from octavo.worker.models.llama import LlamaModel
 
 
@@ -34,6 +46,8 @@ class Buffer(IntEnum):
     QKV = 2
     ATTENDED = 3
     GATED = 4
+    # Of bytes: what quantised weights are multiplied with.
+    QUANTIZED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +79,7 @@ def obstacle(model: LlamaModel) -> str | None:
     for layer in model.layers:
         attention, mlp = layer.attention, layer.mlp
         for linear in (attention.qkv, attention.output, mlp.gate_up, mlp.down):
-            if linear.native is None:
+            if not linear.native:
                 return f"a weight is multiplied by {linear.kind.value}"
         if isinstance(attention.q_norm, ShardedRMSNorm):
             return "a norm takes the heads of all ranks"
@@ -86,6 +100,7 @@ def compile_layers(model: LlamaModel) -> Program:
         config.hidden_size,
         *(count * config.head_dim for count in heads),
         config.intermediate_size,
+        0,
     ]
     compiler = _Compiler(widths, sharded=model.group.size > 1)
     for index, layer in enumerate(model.layers):
@@ -106,11 +121,11 @@ class _Compiler:
     def layer(self, index: int, layer: DecoderLayer) -> None:
         scale = layer.residual_scale
         attention, mlp = layer.attention, layer.mlp
-        self._linear("qkv", attention.qkv.native, self._normed(layer.input_norm), Buffer.QKV)
+        self._linear("qkv", attention.qkv, self._normed(layer.input_norm), Buffer.QKV)
         self._attention(index, attention)
-        self._residual("output", attention.output.native, Buffer.ATTENDED, layer.attention_output_norm, scale)
-        self._linear("gate_up", mlp.gate_up.native, self._normed(layer.post_attention_norm), Buffer.GATED)
-        self._residual("down", mlp.down.native, Buffer.GATED, layer.mlp_output_norm, scale)
+        self._residual("output", attention.output, Buffer.ATTENDED, layer.attention_output_norm, scale)
+        self._linear("gate_up", mlp.gate_up, self._normed(layer.post_attention_norm), Buffer.GATED)
+        self._residual("down", mlp.down, Buffer.GATED, layer.mlp_output_norm, scale)
 
     def _normed(self, norm: RMSNorm | None) -> Buffer:
         """Appends a norm and returns the buffer that holds the result; without a norm, that of the hidden states."""
@@ -119,9 +134,7 @@ class _Compiler:
         self._norm("norm", norm, (Buffer.HIDDEN, 0), (Buffer.SCRATCH, 0))
         return Buffer.SCRATCH
 
-    def _residual(
-        self, label: str, linear: NativeLinear | None, source: Buffer, norm: RMSNorm | None, scale: float
-    ) -> None:
+    def _residual(self, label: str, linear: Linear, source: Buffer, norm: RMSNorm | None, scale: float) -> None:
         if norm is None and not self.sharded:
             self._linear(label, linear, source, Buffer.HIDDEN, added=scale)
             return
@@ -181,10 +194,24 @@ class _Compiler:
         self._append(label, source, target, norm=op)
 
     def _linear(
-        self, label: str, linear: NativeLinear | None, source: Buffer, target: Buffer, added: float | None = None
+        self, label: str, linear: Linear | GatedLinear, source: Buffer, target: Buffer, added: float | None = None
     ) -> None:
-        assert linear is not None, "obstacle() was asked"
-        self._append(label, (source, 0), (target, 0), linear=linear.op(added=added))
+        assert linear.native, "obstacle() was asked"
+        rows = self._quantized(linear.native[0], source) if linear.kind is LinearKind.QUANTIZED else source
+        ops = linear.operations(added=added) if isinstance(linear, Linear) else linear.operations()
+        for place, op in ops:
+            if isinstance(op, LinearOp):
+                self._append(label, (rows, 0), (target, place), linear=op)
+            else:
+                self._append(label, (rows, 0), (target, place), quantized_linear=op)
+
+    def _quantized(self, linear: NativePart, source: Buffer) -> Buffer:
+        """Appends the quantising of rows that `linear` will read and returns the buffer that holds them."""
+        assert isinstance(linear, NativeQuantizedLinear), "the kind says so"
+        self.widths[Buffer.QUANTIZED] = max(self.widths[Buffer.QUANTIZED], linear.row_bytes)
+        op = linear.quantize_op(x_stride=self.widths[source])
+        self._append("quantize", (source, 0), (Buffer.QUANTIZED, 0), quantize=op)
+        return Buffer.QUANTIZED
 
     def _append(
         self, label: str, source: tuple[Buffer, int], target: tuple[Buffer, int], *, layer: int = 0, **member: object
@@ -303,7 +330,12 @@ class CompiledLlama:
     def _buffers(self, tokens: int, dtype: torch.dtype) -> list[Tensor]:
         """Returns all buffers but the first, which are kept for the largest step so far."""
         if not self._workspace or len(self._workspace[0]) < tokens:
-            self._workspace = [torch.empty(tokens, width, dtype=dtype) for width in self._program.widths[1:]]
+            dtypes = {Buffer.QUANTIZED: torch.uint8}
+            self._workspace = [
+                torch.empty(tokens, width, dtype=dtypes.get(buffer, dtype))
+                for buffer, width in zip(Buffer, self._program.widths, strict=True)
+                if buffer is not Buffer.HIDDEN
+            ]
         return self._workspace
 
     def _layer_caches(self, step: PagedStep) -> "Array[Layer]":

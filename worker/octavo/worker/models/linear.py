@@ -1,11 +1,14 @@
 """Linear layers: by Octavo's own kernels on the CPU, else by oneDNN's prepacked weights, else by `F.linear`.
 
+Quantised weights stay quantised where Octavo's kernels multiply, and are dequantised elsewhere.
+
 Octavo's kernels give a row the same result whatever rows are beside it. The oneDNN operations are private to torch:
 they stay in this file and are tried before they are trusted.
 """
 
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from enum import Enum
 from types import MappingProxyType
 from typing import NamedTuple
@@ -16,7 +19,9 @@ from torch import Tensor
 
 from octavo.kernels.native.library import NativeUnavailable, load
 from octavo.kernels.native.linear import NativeLinear
-from octavo.kernels.native.structs import Activation
+from octavo.kernels.native.quantized_linear import NativeQuantizedLinear
+from octavo.kernels.native.structs import Activation, LinearOp, QuantizedLinearOp
+from octavo.kernels.quantized import Quantized, stacked
 
 # The batch size oneDNN lays a weight out for. Measured: good from 1 to 64 rows.
 _PREPACK_ROWS = 64
@@ -32,8 +37,15 @@ class LinearKind(Enum):
     """Names the kernels that multiply."""
 
     NATIVE = "native"
+    QUANTIZED = "native quantized"
     ONEDNN = "onednn"
     PLAIN = "plain"
+
+
+# A weight [out_features, in_features] as it may come, and what multiplies natively by one.
+Weight = Tensor | Quantized
+NativePart = NativeLinear | NativeQuantizedLinear
+NativeOp = LinearOp | QuantizedLinearOp
 
 
 class Weights(NamedTuple):
@@ -87,58 +99,173 @@ class Linear:
     """Computes y = x W^T + b for x of [tokens, in_features].
 
     Unless `kind` is `PLAIN`, a row of the result does not depend on the number of rows. `native` holds the weight where
-    `kind` is `NATIVE`, and `plain` where it is `PLAIN`, for kernels that multiply in its place.
+    Octavo's kernels multiply, in parts whose outputs stand side by side: several where a quantised weight has several
+    formats. `plain` holds it where `kind` is `PLAIN`, for kernels that multiply in its place.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, kind: LinearKind | None = None) -> None:
-        """Takes `weight`, [out_features, in_features], and `bias`, [out_features]. `kind` None: `best_kind`."""
-        self.kind = best_kind(weight) if kind is None else kind
-        self.native = NativeLinear(load(), weight, bias) if self.kind is LinearKind.NATIVE else None
-        self.plain = Weights(weight, bias) if self.kind is LinearKind.PLAIN else None
-        self._multiply = self.native or _torch_linear(self.kind, weight, bias)
+    def __init__(
+        self, weight: Weight | Sequence[Weight], bias: Tensor | None = None, *, kind: LinearKind | None = None
+    ) -> None:
+        """Takes `weight`, [out_features, in_features], or parts of its rows, and `bias`, [out_features]. `kind` None:
+        `QUANTIZED` for what is quantised and can stay so, else `best_kind`."""
+        weights = _joined(weight)
+        self.native: tuple[NativePart, ...] = ()
+        self.plain: Weights | None = None
+        if (quantized := _quantized(weights)) and kind in (None, LinearKind.QUANTIZED):
+            self.kind = LinearKind.QUANTIZED
+            ends = list(itertools.accumulate(part.shape[0] for part in quantized))
+            biases = [None] * len(ends) if bias is None else bias.tensor_split(ends[:-1])
+            pairs = zip(quantized, biases, strict=True)
+            self.native = tuple(NativeQuantizedLinear(load(), part, some) for part, some in pairs)
+            return
+        whole = _dequantized(weights)
+        self.kind = best_kind(whole) if kind is None else kind
+        if self.kind is LinearKind.NATIVE:
+            self.native = (NativeLinear(load(), whole, bias),)
+            return
+        self.plain = Weights(whole, bias) if self.kind is LinearKind.PLAIN else None
+        self._multiply = _torch_linear(self.kind, whole, bias)
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        return self._multiply(inputs)
+        return _side_by_side([part(inputs) for part in self.native]) if self.native else self._multiply(inputs)
 
     def to_float(self, inputs: Tensor, *, out: Tensor | None = None) -> Tensor:
         """Computes the result in fp32, without rounding it to the weight's dtype before, where a kernel can.
 
         The result is written to `out`, if given: [tokens, out_features] fp32.
         """
-        if self.native:
-            return self.native.to_float(inputs, out=out)
-        result = self._multiply(inputs)
+        if len(self.native) == 1:
+            return self.native[0].to_float(inputs, out=out)
+        parts = [part.to_float(inputs) for part in self.native]
+        result = _side_by_side(parts) if parts else self._multiply(inputs)
         return result.float() if out is None else out.copy_(result)
+
+    def operations(self, *, added: float | None = None) -> list[tuple[int, NativeOp]]:
+        """Returns the operations of `native`, each with the place of its outputs in a row; `added` as `NativeLinear.op`
+        has it."""
+        sizes = [part.outputs for part in self.native]
+        places = itertools.accumulate(sizes[:-1], initial=0)
+        ops = [part.op(added=added, y_stride=sum(sizes)) for part in self.native]
+        return list(zip(places, ops, strict=True))
+
+    def rows(self, which: Tensor) -> Tensor:
+        """Returns the rows `which` ([count] int64) of a weight that stayed quantised, [count, in_features] fp32, to the
+        bit as `Quantized.dequantize` gives them. Raises `ValueError` on another weight."""
+        if len(self.native) != 1 or not isinstance(part := self.native[0], NativeQuantizedLinear):
+            raise ValueError(
+                f"rows are read from a quantised weight of one format, not from {len(self.native)} of {self.kind.value}"
+            )
+        return part.unpacked(which).dequantize()
 
 
 class GatedLinear:
     """Computes activation(gate(x)) * up(x) for x of [tokens, in_features], gate and up fused.
 
-    `native` and `plain` are as in `Linear`.
+    `native` and `plain` are as in `Linear`; but where gate and up have several formats, `native` holds up, then gate.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, activation: str, *, kind: LinearKind | None = None) -> None:
-        """Takes `weight`, [2 * out_features, in_features], rows of gate, then of up; `activation` is one of
-        `ACTIVATIONS`."""
+    def __init__(
+        self,
+        weight: Weight | Sequence[Weight],
+        bias: Tensor | None,
+        activation: str,
+        *,
+        kind: LinearKind | None = None,
+    ) -> None:
+        """Takes `weight`, [2 * out_features, in_features], rows of gate, then of up, or the two apart; `activation` is
+        one of `ACTIVATIONS`."""
         native = _NATIVE_ACTIVATIONS.get(activation)
-        chosen = best_kind(weight) if kind is None else kind
-        if chosen is LinearKind.NATIVE and native is None:
-            chosen = LinearKind.ONEDNN if prepacking_available(weight.dtype) else LinearKind.PLAIN
-        self.kind = chosen
+        weights = _joined(weight)
         self.activation = activation
-        self.native = NativeLinear(load(), weight, bias, native) if chosen is LinearKind.NATIVE else None
-        self.plain = Weights(weight, bias) if chosen is LinearKind.PLAIN else None
-        self._multiply = self.native or _torch_linear(chosen, weight, bias)
+        self.native: tuple[NativePart, ...] = ()
+        self.plain: Weights | None = None
+        if native is not None and (quantized := _quantized(weights)) and kind in (None, LinearKind.QUANTIZED):
+            self.kind = LinearKind.QUANTIZED
+            self.native = _gated_parts(quantized, bias, native)
+            return
+        whole = _dequantized(weights)
+        chosen = best_kind(whole) if kind is None else kind
+        if chosen is LinearKind.NATIVE and native is None:
+            chosen = LinearKind.ONEDNN if prepacking_available(whole.dtype) else LinearKind.PLAIN
+        self.kind = chosen
+        if chosen is LinearKind.NATIVE:
+            self.native = (NativeLinear(load(), whole, bias, native),)
+            return
+        self.plain = Weights(whole, bias) if chosen is LinearKind.PLAIN else None
+        self._multiply = _torch_linear(chosen, whole, bias)
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        products = self._multiply(inputs)
-        if self.native:
-            return products
-        gate, up = products.chunk(2, dim=-1)
-        return ACTIVATIONS[self.activation](gate).mul_(up)
+        if not self.native:
+            gate, up = self._multiply(inputs).chunk(2, dim=-1)
+            return ACTIVATIONS[self.activation](gate).mul_(up)
+        outputs = self.native[0](inputs)
+        for part in self.native[1:]:
+            assert isinstance(part, NativeQuantizedLinear), "a gate beside its up is quantised"
+            outputs = part.gate(inputs, _NATIVE_ACTIVATIONS[self.activation], outputs)
+        return outputs
+
+    def operations(self) -> list[tuple[int, NativeOp]]:
+        """Returns the operations of `native`, each with the place of its outputs in a row."""
+        first, *gates = self.native
+        activation = _NATIVE_ACTIVATIONS[self.activation]
+        ops: list[NativeOp] = [first.op()]
+        ops += [gate.op(multiplied=activation) for gate in gates if isinstance(gate, NativeQuantizedLinear)]
+        return [(0, op) for op in ops]
+
+
+def obstacle_to_quantized() -> str | None:
+    """Returns why quantised weights cannot stay so in the CPU's memory; None if they can."""
+    try:
+        load()
+    except NativeUnavailable as error:
+        return str(error)
+    return None
+
+
+def _joined(weight: Weight | Sequence[Weight]) -> list[Weight]:
+    """Returns `weight` in as few parts as its formats allow, in the order of its rows."""
+    parts = [weight] if isinstance(weight, Tensor | Quantized) else list(weight)
+    result = list[Weight]()
+    for _, several in itertools.groupby(
+        parts, lambda part: (part.format.name, part.group) if isinstance(part, Quantized) else None
+    ):
+        alike = list(several)
+        quantized = [part for part in alike if isinstance(part, Quantized)]
+        tensors = [part for part in alike if isinstance(part, Tensor)]
+        result.append(stacked(quantized) if quantized else torch.cat(tensors) if len(tensors) > 1 else tensors[0])
+    return result
+
+
+def _quantized(weights: list[Weight]) -> list[Quantized]:
+    """Returns `weights` if all of them are quantised and can stay so; else none."""
+    if obstacle_to_quantized():
+        return []
+    quantized = [each for each in weights if isinstance(each, Quantized) and each.codes.device.type == "cpu"]
+    return quantized if len(quantized) == len(weights) else []
+
+
+def _dequantized(weights: list[Weight]) -> Tensor:
+    """Returns all `weights` as one, in the dtype of those that are not quantised."""
+    dtype = next((each.dtype for each in weights if isinstance(each, Tensor)), torch.float32)
+    numbers = [each.dequantize().to(dtype) if isinstance(each, Quantized) else each for each in weights]
+    return numbers[0] if len(numbers) == 1 else torch.cat(numbers)
+
+
+def _gated_parts(weights: list[Quantized], bias: Tensor | None, activation: Activation) -> tuple[NativePart, ...]:
+    if len(weights) == 1:
+        return (NativeQuantizedLinear(load(), weights[0], bias, activation),)
+    gate, up = weights
+    gate_bias, up_bias = (None, None) if bias is None else bias.chunk(2)
+    return NativeQuantizedLinear(load(), up, up_bias), NativeQuantizedLinear(load(), gate, gate_bias)
+
+
+def _side_by_side(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
 def _torch_linear(kind: LinearKind, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    if kind is LinearKind.QUANTIZED:
+        raise ValueError(f"a weight {list(weight.shape)} {weight.dtype} is not multiplied as quantised")
     if kind is LinearKind.PLAIN:
         return lambda inputs: F.linear(inputs, weight, bias)
     packed = _prepack(weight)

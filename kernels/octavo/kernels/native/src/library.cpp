@@ -1,6 +1,18 @@
 // The C interface, and the choice of the best variant that this CPU runs.
+#include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <vector>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
+#include "quantized_layout.h"
+#include "team.h"
 #include "variant.h"
 
 #define OCTAVO_EXPORT extern "C" __attribute__((visibility("default")))
@@ -8,36 +20,59 @@
 namespace octavo {
 
 #if defined(__x86_64__)
-namespace avx512_bf16 { extern const Variant kVariant; }
-namespace avx512 { extern const Variant kVariant; }
-namespace avx2 { extern const Variant kVariant; }
+namespace avx512_bf16 { extern const Variant kVariant; extern const Exact kExact; }
+namespace avx512_vnni { extern const Exact kExact; }
+namespace avx512 { extern const Variant kVariant; extern const Exact kExact; }
+namespace avx_vnni { extern const Exact kExact; }
+namespace avx2 { extern const Variant kVariant; extern const Exact kExact; }
+#elif defined(__aarch64__)
+namespace dotprod { extern const Exact kExact; }
 #endif
-namespace portable { extern const Variant kVariant; }
+namespace portable { extern const Variant kVariant; extern const Exact kExact; }
 
 namespace {
 
+#if defined(__x86_64__)
+// Not all compilers know its name.
+bool has_avx_vnni() {
+  unsigned a, b, c, d;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & (1u << 4)) != 0;
+}
+#endif
+
+// A variant has the name of its `exact` part: more instruction sets matter to that.
 struct Choice {
   const Variant* variant;
+  const Exact* exact;
   bool runs;
 };
 
 // Best first.
 const Choice* choices(size_t* count) {
+#if defined(__x86_64__)
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
+#endif
   static const Choice all[] = {
 #if defined(__x86_64__)
-      {&avx512_bf16::kVariant, __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
-                                   __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")},
-      {&avx512::kVariant, __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")},
-      {&avx2::kVariant, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")},
+      {&avx512_bf16::kVariant, &avx512_bf16::kExact, vnni && __builtin_cpu_supports("avx512bf16")},
+      {&avx512::kVariant, &avx512_vnni::kExact, vnni},
+      {&avx512::kVariant, &avx512::kExact, avx512},
+      {&avx2::kVariant, &avx_vnni::kExact, avx2 && has_avx_vnni()},
+      {&avx2::kVariant, &avx2::kExact, avx2},
+#elif defined(__aarch64__)
+      {&portable::kVariant, &dotprod::kExact, (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0},
 #endif
-      {&portable::kVariant, true},
+      {&portable::kVariant, &portable::kExact, true},
   };
   *count = sizeof(all) / sizeof(all[0]);
   return all;
 }
 
 const Variant* chosen = nullptr;
+const Exact* exact = nullptr;
 
 }  // namespace
 }  // namespace octavo
@@ -49,9 +84,9 @@ OCTAVO_EXPORT const char* octavo_choose(const char* name) {
   size_t count;
   const Choice* all = choices(&count);
   for (size_t i = 0; i < count; i++) {
-    if (!all[i].runs || (name && std::strcmp(name, all[i].variant->name) != 0)) continue;
-    chosen = all[i].variant;
-    return chosen->name;
+    if (!all[i].runs || (name && std::strcmp(name, all[i].exact->name) != 0)) continue;
+    chosen = all[i].variant, exact = all[i].exact;
+    return exact->name;
   }
   return nullptr;
 }
@@ -66,6 +101,28 @@ OCTAVO_EXPORT void octavo_pack_weight(const void* weight, void* packed, int64_t 
 OCTAVO_EXPORT void octavo_linear(const Linear* op, const void* x, void* y, int64_t tokens, int32_t dtype,
                                  int32_t threads) {
   chosen->linear(*op, x, y, tokens, dtype, threads);
+}
+
+// From rows of x without gaps between their elements, which are quantised first.
+OCTAVO_EXPORT void octavo_quantized_linear(const QuantizedLinear* op, const void* x, void* y, int64_t tokens,
+                                           int32_t dtype, int32_t threads) {
+  const Quantize quantize{op->linear.inputs, op->linear.x_stride};
+  const int64_t panels = (op->linear.outputs + 2 * kHalfPanel - 1) / (2 * kHalfPanel);
+  const bool few = tokens <= kFewRows;
+  const size_t bytes = tokens * quantized_row_bytes(quantize.size);
+  std::vector<char> all(few ? 0 : bytes);
+  std::atomic<int64_t> taken{0};
+  on_team(threads, [&](int thread, int team) {
+    std::vector<char> own(few ? bytes : 0);
+    char* rows = few ? own.data() : all.data();
+    exact->quantize(quantize, x, rows, few ? 0 : thread * tokens / team, few ? tokens : (thread + 1) * tokens / team, dtype);
+    if (!few) {
+#pragma omp barrier
+    }
+    const int64_t some = std::max<int64_t>(1, panels / (team * 16));
+    for (int64_t first; (first = taken.fetch_add(some)) < panels;)
+      exact->quantized_linear(*op, rows, y, tokens, first, std::min(first + some, panels), dtype);
+  });
 }
 
 OCTAVO_EXPORT void octavo_norm(const Norm* op, const void* x, void* y, int64_t tokens, int32_t dtype, int32_t threads) {
@@ -98,4 +155,4 @@ OCTAVO_EXPORT void octavo_move_blocks(const char* source, char* target, const in
     std::memcpy(target + moves[2 * move + 1] * block_bytes, source + moves[2 * move] * block_bytes, block_bytes);
 }
 
-OCTAVO_EXPORT void octavo_run(const Run* run) { chosen->run(*run); }
+OCTAVO_EXPORT void octavo_run(const Run* run) { chosen->run(*run, *exact); }

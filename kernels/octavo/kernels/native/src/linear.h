@@ -4,26 +4,28 @@
 
 #include <algorithm>
 
+#include "epilogue.h"
 #include "products.h"
 #include "types.h"
 
 namespace octavo::OCTAVO_VARIANT {
 
-// Output columns that lie side by side in a packed weight.
-constexpr int kPanel = 32;
-constexpr int kHalves = kPanel / kLanes;
 // Most rows of x that one pass over a panel serves: with 512 bits a whole panel at a time, else half of one.
 template <typename T>
 constexpr int kMaxRows = kParts == 1 ? kSums / 2 : kHeld<T>;
 // Inputs that are multiplied before the next columns' turn: those of all rows stay in the cache meanwhile.
 constexpr int kInputs = 256;
 
-OCTAVO_INLINE f32x16 activate(int activation, f32x16 x) {
-  if (activation == kSilu) return x * sigmoid(x);
-  // GELU, its tanh form.
-  const f32x16 inner = 0.7978845608f * (x + 0.044715f * x * x * x);
-  return 0.5f * x * (1.0f + tanh(inner));
-}
+struct Activate {
+  static constexpr bool kMultiplies = false;
+
+  OCTAVO_INLINE f32x16 operator()(int activation, f32x16 x) const {
+    if (activation == kSilu) return x * sigmoid(x);
+    // GELU, its tanh form.
+    const f32x16 inner = 0.7978845608f * (x + 0.044715f * x * x * x);
+    return 0.5f * x * (1.0f + tanh(inner));
+  }
+};
 
 // Adds the products of `inputs` elements of each row to the sums at `to`, rows of `to_stride`. Column c is in panel c / 2,
 // `panel_size` after the one before; from one input to the next it is `pitch` columns.
@@ -42,55 +44,6 @@ OCTAVO_LOOP void multiply(const Left<T>* x, int64_t x_stride, const T* packed, i
         OCTAVO_EACH(column) { return w + (column / kHalves) * panel_size + (column % kHalves) * kLanes * depth; });
   }
   sums.store(to, to_stride);
-}
-
-template <typename Out>
-OCTAVO_INLINE void put(Out* to, f32x16 values, int64_t left) {
-  if (left >= kLanes) {
-    store(to, values);
-  } else {
-    float lanes[kLanes];
-    store(lanes, values);
-    for (int lane = 0; lane < left; lane++) store_one(to + lane, lanes[lane]);
-  }
-}
-
-template <typename T>
-OCTAVO_INLINE f32x16 get(const T* from, int64_t left) {
-  if (left >= kLanes) return load(from);
-  float lanes[kLanes] = {};
-  for (int lane = 0; lane < left; lane++) lanes[lane] = to_float(from[lane]);
-  return load(lanes);
-}
-
-// One row's sums of one half panel, with what follows the product, into the output.
-template <typename T>
-OCTAVO_INLINE void finish(const Linear& op, void* y, int64_t row, int64_t column, f32x16 sum) {
-  const int64_t left = op.outputs - column;
-  if (left <= 0) return;
-  if (op.bias) sum = sum + load(op.bias + column);
-  if (op.scale != 1.0f) sum = sum * op.scale;
-  if (op.epilogue == kStoreFloat) {
-    put((float*)y + row * op.y_stride + column, sum, left);
-    return;
-  }
-  T* to = (T*)y + row * op.y_stride + column;
-  if (op.epilogue == kAdd) sum = sum + get(to, left);
-  put(to, sum, left);
-}
-
-// Sums of one row and panel, with what follows the product, into the output.
-template <typename T>
-OCTAVO_INLINE void finish_panel(const Linear& op, void* y, int64_t row, int64_t column, f32x16 first, f32x16 second) {
-  if (op.epilogue != kGate) {
-    finish<T>(op, y, row, column, first);
-    finish<T>(op, y, row, column + kLanes, second);
-    return;
-  }
-  // A panel holds 16 gates beside their 16 ups; biases likewise.
-  if (op.bias) first = first + load(op.bias + column), second = second + load(op.bias + column + kLanes);
-  const int64_t half = column / 2;
-  put((T*)y + row * op.y_stride + half, activate(op.activation, first) * second, op.outputs / 2 - half);
 }
 
 template <typename T, int rows, int panels>
@@ -123,7 +76,7 @@ OCTAVO_INLINE void tile(const Linear& op, const T* x, void* y, int64_t row, int6
   for (int r = 0; r < rows; r++)
     for (int p = 0; p < panels; p++) {
       const float* at = results + r * stride + p * kPanel;
-      finish_panel<T>(op, y, row + r, (panel + p) * kPanel, load(at), load(at + kLanes));
+      finish_panel<T>(op, y, row + r, (panel + p) * kPanel, load(at), load(at + kLanes), Activate{});
     }
 }
 
@@ -209,7 +162,8 @@ void many_rows(const Linear& op, const T* x, void* y, int64_t first_row, int64_t
       }
   }
   for (int64_t r = 0; r < rows; r++)
-    finish_panel<T>(op, y, first_row + r, panel * kPanel, load(room.sums[0] + r * kLanes), load(room.sums[1] + r * kLanes));
+    finish_panel<T>(op, y, first_row + r, panel * kPanel, load(room.sums[0] + r * kLanes), load(room.sums[1] + r * kLanes),
+                    Activate{});
 }
 #endif
 

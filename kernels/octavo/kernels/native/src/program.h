@@ -9,7 +9,9 @@
 
 #include "attention.h"
 #include "linear.h"
+#include "quantized_layout.h"
 #include "small_ops.h"
+#include "variant.h"
 
 namespace octavo::OCTAVO_VARIANT {
 
@@ -50,12 +52,14 @@ struct alignas(64) Progress {
 template <typename T>
 class Worker {
  public:
-  // `room`: `attention_room` of the largest head.
-  Worker(const Run& run, int thread, int threads, float* room)
-      : run_(run), thread_(thread), threads_(threads), room_(room) {}
+  // `room`: `attention_room` of the largest head. `quantized`: room for `kFewRows` of the longest quantised rows, if there
+  // are so many.
+  Worker(const Run& run, const Exact& exact, int thread, int threads, float* room, char* quantized)
+      : run_(run), exact_(exact), thread_(thread), threads_(threads), room_(room), quantized_(quantized) {}
 
   void execute(int64_t index, Progress& progress) {
     const Op& op = run_.ops[index];
+    if (op.kind == kQuantize && few()) return exact_.quantize(op.quantize, buffer(op.in), quantized_, 0, run_.tokens, run_.dtype);
     const int64_t pieces = count(op), some = at_a_time(op, pieces);
     for (int64_t first; (first = progress.taken.fetch_add(some, std::memory_order_relaxed)) < pieces;) {
       const int64_t last = std::min(first + some, pieces);
@@ -69,11 +73,15 @@ class Worker {
  private:
   T* buffer(const BufferAt& at) const { return (T*)run_.buffers[at.buffer] + at.offset; }
 
+  // Whether each thread quantises all rows for itself.
+  bool few() const { return run_.tokens <= kFewRows; }
+
   const GroupStep& group(const Op& op) const { return run_.groups[run_.layers[op.layer].group]; }
 
   int64_t count(const Op& op) const {
     switch (op.kind) {
-      case kLinear: return (op.linear.outputs + kPanel - 1) / kPanel;
+      case kLinear:
+      case kQuantizedLinear: return (linear_of(op).outputs + kPanel - 1) / kPanel;
       case kAttention: return group(op).num_units;
       default: return run_.tokens;
     }
@@ -87,13 +95,22 @@ class Worker {
   void look_ahead(int64_t index) {
     constexpr int64_t kRows = 32, kBytes = 128 << 10;
     if (run_.tokens > kRows) return;
-    while (index < run_.num_ops && run_.ops[index].kind != kLinear) index++;
+    while (index < run_.num_ops && !multiplies(run_.ops[index])) index++;
     if (index >= run_.num_ops || index == looked_ahead_) return;
     looked_ahead_ = index;
-    const Linear& next = run_.ops[index].linear;
-    const int64_t panel = next.inputs * kPanel * int64_t(sizeof(T)), some = at_a_time(run_.ops[index], count(run_.ops[index]));
-    ahead_.at = (const char*)next.weight + thread_ * some * panel;
+    const Op& next = run_.ops[index];
+    const int64_t panel = panel_bytes(next), some = at_a_time(next, count(next));
+    ahead_.at = (const char*)linear_of(next).weight + thread_ * some * panel;
     ahead_.end = ahead_.at + std::min(some * panel, kBytes);
+  }
+
+  static bool multiplies(const Op& op) { return op.kind == kLinear || op.kind == kQuantizedLinear; }
+
+  static const Linear& linear_of(const Op& op) { return op.kind == kLinear ? op.linear : op.quantized_linear.linear; }
+
+  static int64_t panel_bytes(const Op& op) {
+    if (op.kind == kLinear) return op.linear.inputs * kPanel * int64_t(sizeof(T));
+    return kFormats[op.quantized_linear.format].panel_bytes(op.quantized_linear.linear.inputs, op.quantized_linear.group);
   }
 
   void perform(const Op& op, int64_t first, int64_t last) const {
@@ -101,6 +118,10 @@ class Worker {
     T* out = buffer(op.out);
     switch (op.kind) {
       case kLinear: return linear<T>(op.linear, in, out, run_.tokens, first, last);
+      case kQuantizedLinear:
+        return exact_.quantized_linear(op.quantized_linear, few() ? quantized_ : (const char*)run_.buffers[op.in.buffer], out,
+                                       run_.tokens, first, last, run_.dtype);
+      case kQuantize: return exact_.quantize(op.quantize, in, (char*)run_.buffers[op.out.buffer], first, last, run_.dtype);
       case kNorm: return norm_rows<T>(op.norm, in, out, first, last);
       case kRopeWrite:
         return rope_write_rows<T>(op.rope_write, out, run_.positions, group(op), run_.layers[op.layer].cache, first,
@@ -112,8 +133,10 @@ class Worker {
   }
 
   const Run& run_;
+  const Exact& exact_;
   const int thread_, threads_;
   float* const room_;
+  char* const quantized_;
   Ahead ahead_;
   int64_t looked_ahead_ = -1;
 };

@@ -8,11 +8,12 @@
 namespace octavo {
 
 enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1 };
-enum Epilogue : int32_t { kStore = 0, kAdd = 1, kGate = 2, kStoreFloat = 3 };
+enum Epilogue : int32_t { kStore = 0, kAdd = 1, kGate = 2, kStoreFloat = 3, kMultiply = 4 };
 enum Activation : int32_t { kSilu = 0, kGeluTanh = 1 };
 
-// y = scale * (x W^T + b), stored, added to what y holds, or as activation(gate) * up of fused gates and ups. Weights are
-// packed as `pack_weight` does; biases are fp32, padded to whole panels and, under kGate, in the weight's order.
+// y = scale * (x W^T + b), stored, added to what y holds, or as activation(gate) * up of fused gates and ups; under
+// kMultiply, of quantised weights only, y is activation(that) * what y holds. Weights are packed as `pack_weight` does;
+// biases are fp32, padded to whole panels and, under kGate, in the weight's order.
 struct Linear {
   const void* weight;
   const float* bias;
@@ -20,6 +21,29 @@ struct Linear {
   int64_t x_stride, y_stride;
   int32_t epilogue, activation;
   float scale;
+};
+
+// A linear operation on rows that a `Quantize` has made, with a weight as `quantized_pack.cpp` packs it.
+struct QuantizedLinear {
+  Linear linear;
+  int64_t group;  // inputs that share a scale
+  int32_t format;  // as `octavo_quantized_format` gives it
+  int8_t values[16];  // what codes mean, of a format that has a table
+};
+
+// A quantised weight as it comes, without gaps: codes [outputs, inputs], one to a byte, and what its format has of the rest.
+struct QuantizedTensors {
+  char* codes;
+  char* scales;
+  char* mins;
+  char* block_scales;
+  char* block_mins;
+  int64_t inputs, group;
+};
+
+// Rows of x as small integers with scales, which linear operations read.
+struct Quantize {
+  int64_t size, x_stride;
 };
 
 // x / rms(x) * weight over rows of `size`, stored or, times `scale`, added to what y holds; `y` may be `x`.
@@ -71,7 +95,7 @@ struct GroupStep {
   int64_t num_units, table_stride, block_size, window;
 };
 
-enum OpKind : int32_t { kLinear = 0, kNorm = 1, kRopeWrite = 2, kAttention = 3 };
+enum OpKind : int32_t { kLinear = 0, kNorm = 1, kRopeWrite = 2, kAttention = 3, kQuantize = 4, kQuantizedLinear = 5 };
 
 // Elements from `offset` on in each row of a buffer.
 struct BufferAt {
@@ -86,6 +110,8 @@ struct Op {
     Norm norm;
     RopeWrite rope_write;
     Attention attention;
+    Quantize quantize;
+    QuantizedLinear quantized_linear;
   };
 };
 

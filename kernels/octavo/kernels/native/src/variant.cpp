@@ -1,7 +1,6 @@
 // Compiled once per instruction set, with OCTAVO_VARIANT its name.
 #include "variant.h"
 
-#include <omp.h>
 #include <time.h>
 
 #include <memory>
@@ -9,6 +8,7 @@
 
 #include "argmax.h"
 #include "program.h"
+#include "team.h"
 
 namespace octavo::OCTAVO_VARIANT {
 namespace {
@@ -20,14 +20,6 @@ void with_type(int32_t dtype, Function function) {
   } else {
     function(float{});
   }
-}
-
-// Calls function(thread, threads) on a team.
-template <typename Function>
-void on_team(int32_t threads, Function function) {
-  if (threads == 1) return function(0, 1);
-#pragma omp parallel num_threads(threads)
-  function(omp_get_thread_num(), omp_get_num_threads());
 }
 
 template <typename Function>
@@ -120,13 +112,22 @@ int64_t largest_head(const Run& run) {
   return largest;
 }
 
+// Of the rows that a thread may quantise for itself.
+int64_t quantized_room(const Run& run) {
+  int64_t inputs = 0;
+  for (int64_t i = 0; i < run.num_ops; i++)
+    if (run.ops[i].kind == kQuantize) inputs = std::max(inputs, run.ops[i].quantize.size);
+  return std::min(run.tokens, kFewRows) * quantized_row_bytes(inputs);
+}
+
 template <typename T>
-void run_ops(const Run& run) {
+void run_ops(const Run& run, const Exact& exact) {
   const std::unique_ptr<Progress[]> progress(new Progress[run.num_ops]);
-  const int64_t room_size = attention_room<T>(largest_head(run));
+  const int64_t room_size = attention_room<T>(largest_head(run)), quantized_size = quantized_room(run);
   on_team(run.threads, [&](int thread, int threads) {
     std::vector<float> room(room_size);
-    Worker<T> worker(run, thread, threads, room.data());
+    std::vector<char> quantized(quantized_size);
+    Worker<T> worker(run, exact, thread, threads, room.data(), quantized.data());
     const bool timing = run.nanoseconds && thread == 0;
     int64_t before = timing ? now() : 0;
     for (int64_t i = 0; i < run.num_ops; i++) {
@@ -140,13 +141,13 @@ void run_ops(const Run& run) {
   });
 }
 
-void run_call(const Run& run) {
-  with_type(run.dtype, [&](auto t) { run_ops<decltype(t)>(run); });
+void run_call(const Run& run, const Exact& exact) {
+  with_type(run.dtype, [&](auto t) { run_ops<decltype(t)>(run, exact); });
 }
 
 }  // namespace
 
 extern const Variant kVariant;
-const Variant kVariant = {OCTAVO_VARIANT_NAME, pack_weight, linear_call, norm_call, write_call, attend_call, argmax_call, run_call};
+const Variant kVariant = {pack_weight, linear_call, norm_call, write_call, attend_call, argmax_call, run_call};
 
 }  // namespace octavo::OCTAVO_VARIANT

@@ -1,12 +1,21 @@
-// The functions that exist once per instruction set.
+// The functions that exist once per instruction set: those of `Variant` as fast as they can be, those of `Exact` to the same
+// bits on all.
 #pragma once
 
 #include "types.h"
 
 namespace octavo {
 
-struct Variant {
+struct Exact {
   const char* name;
+  // Rows `first` to `last` of x to the same rows of `rows`.
+  void (*quantize)(const Quantize& op, const void* x, char* rows, int64_t first, int64_t last, int32_t dtype);
+  // Panels `first` to `last` of y, of the type that x had, from all quantised rows.
+  void (*quantized_linear)(const QuantizedLinear& op, const char* rows, void* y, int64_t tokens, int64_t first,
+                           int64_t last, int32_t dtype);
+};
+
+struct Variant {
   // Packed as `Linear::weight`: panels of 32 outputs, in each the inputs in their order. `weight`: [outputs, inputs].
   void (*pack_weight)(const void* weight, void* packed, int64_t outputs, int64_t inputs, int32_t dtype);
   void (*linear)(const Linear& op, const void* x, void* y, int64_t tokens, int32_t dtype, int32_t threads);
@@ -17,7 +26,7 @@ struct Variant {
   void (*attend)(const Attention& op, const void* x, void* y, const GroupStep& step, const LayerCache& cache,
                  int32_t dtype, int32_t threads);
   void (*argmax)(const float* logits, int64_t rows, int64_t size, float* values, int64_t* tokens, int32_t threads);
-  void (*run)(const Run& run);
+  void (*run)(const Run& run, const Exact& exact);
 };
 
 }  // namespace octavo

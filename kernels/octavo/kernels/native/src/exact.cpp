@@ -1,0 +1,27 @@
+// What computes the same bits on every instruction set. Compiled once for each, as variant.cpp is, but with
+// -ffp-contract=off: no compiler may fuse what one has an instruction for and another has not.
+#include "exact.h"
+
+#include "quantized.h"
+#include "variant.h"
+
+namespace octavo::OCTAVO_VARIANT {
+namespace {
+
+void quantize(const Quantize& op, const void* x, char* rows, int64_t first, int64_t last, int32_t dtype) {
+  if (dtype == kBFloat16) return quantize_rows<bf16>(op, x, rows, first, last);
+  quantize_rows<float>(op, x, rows, first, last);
+}
+
+void quantized_linear(const QuantizedLinear& op, const char* rows, void* y, int64_t tokens, int64_t first, int64_t last,
+                      int32_t dtype) {
+  if (dtype == kBFloat16) return quantized_panels<bf16>(op, rows, y, tokens, first, last);
+  quantized_panels<float>(op, rows, y, tokens, first, last);
+}
+
+}  // namespace
+
+extern const Exact kExact;
+const Exact kExact = {OCTAVO_VARIANT_NAME, quantize, quantized_linear};
+
+}  // namespace octavo::OCTAVO_VARIANT
