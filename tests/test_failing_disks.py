@@ -260,6 +260,14 @@ def pickled_weights(trial: Trial) -> None:
     assert not (trial.place / "model").exists()
 
 
+def quantised_weights(trial: Trial) -> None:
+    source = trial.place.parent / "plain"
+    write_like_transformers(trial.monkeypatch, source)
+    with trial.breaks():
+        assert_refused(trial, invoke("quantize", source, "--to", "q8_0", "--output", trial.place / "model"))
+    assert not (trial.place / "model").exists()
+
+
 def model_of_a_gguf(trial: Trial) -> None:
     gguf = write_gguf(trial.place.parent / "tiny.gguf")
     with trial.breaks():
@@ -355,6 +363,7 @@ TRIED: dict[str, tuple[Try, tuple[str, ...]]] = {
     "kernels/octavo/kernels/native/build.py": (kernels, MAKING),
     "frontend/octavo/llm/engine.py": (directory_of_an_engine, MAKING),
     "worker/octavo/worker/loading/convert_weights.py": (pickled_weights, WRITING),
+    "worker/octavo/worker/loading/quantize_model.py": (quantised_weights, WRITING),
     "worker/octavo/worker/loading/prepare.py": (model_by_transformers, WRITING),
     "proto/octavo/runtime/models/gguf/directory.py": (model_of_a_gguf, WRITING),
     "proto/octavo/runtime/models/publish.py": (published, MAKING),

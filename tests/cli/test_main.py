@@ -14,7 +14,7 @@ from octavo.testbed.tiny_model import write_byte_model
 
 COMMANDS = [
     *("serve", "frontend", "scheduler", "replay", "explain", "requests", "top", "prefix"),
-    *("worker", "generate", "chat", "health", "prepare-model", "convert-weights", "keys"),
+    *("worker", "generate", "chat", "health", "prepare-model", "convert-weights", "quantize", "keys"),
     *("bench", "evaluate"),
 ]
 

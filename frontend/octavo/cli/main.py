@@ -41,6 +41,7 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "bench": ("octavo.loadgen.cli:bench", "Load a server as many users would, and measure its answers."),
     "prepare-model": ("octavo.worker.cli.prepare:prepare_model", "Write the bundled model's directory to the cache."),
     "convert-weights": ("octavo.worker.cli.prepare:convert", "Turn a model's pickled weights into safetensors."),
+    "quantize": ("octavo.worker.cli.prepare:quantize", "Write a model anew with quantised weights."),
 }
 # The extras by the packages that they install.
 _EXTRA_OF: Final = {

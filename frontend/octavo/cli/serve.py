@@ -28,6 +28,7 @@ from octavo.runtime.options.common import (
     MODEL_IMPL,
     NUMERICS,
     PINNED_PREFIXES,
+    QUANTIZATION,
     TLS_CERTIFICATE,
     TLS_CLIENT_CA,
     TLS_KEY,
@@ -73,6 +74,7 @@ class _ServeConfig:
     load_format: Annotated[str, LOAD_FORMAT] = "auto"
     model_impl: Annotated[str | None, _left_out(MODEL_IMPL, "auto")] = None
     numerics: Annotated[str | None, _left_out(NUMERICS, "default")] = None
+    quantization: Annotated[str | None, _left_out(QUANTIZATION, "none")] = None
     listen: Annotated[str, Option("--listen", "Public gRPC address of the frontend.")] = "127.0.0.1:50051"
     http_listen: Annotated[str, Option("--http-listen", "Public HTTP address of the frontend; off: no HTTP.")] = (
         "127.0.0.1:8000"

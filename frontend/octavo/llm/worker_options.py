@@ -14,6 +14,7 @@ class WorkerOptions:
     model_impl: str | None = None
     device: str | None = None
     dtype: str | None = None
+    quantization: str | None = None
     kv_cache_dtype: str | None = None
     numerics: str | None = None
     block_size: int | None = None

@@ -43,7 +43,7 @@ class ModelInfo(Value, frozen=True):
     """Identifies a model: it must be equal on every replica, and a frontend checks requests by it.
 
     `fingerprint` identifies the model directory (`octavo.runtime.models.directory`); `dtype` is that of the
-    computation.
+    computation; `quantization` the format into which weights were quantised as they were loaded, or `none`.
     """
 
     name: Name
@@ -51,6 +51,7 @@ class ModelInfo(Value, frozen=True):
     dtype: Name
     vocab_size: Annotated[int, Meta(ge=1, le=2**31 - 1)]
     max_model_len: Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
+    quantization: Annotated[Name, since(9)] = "none"
 
 
 class KVGroup(Value, frozen=True):

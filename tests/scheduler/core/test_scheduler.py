@@ -402,7 +402,14 @@ class TestReplicas:
         assert len(cluster.core.replicas[1].running) == 1
 
     @pytest.mark.parametrize(
-        ("field", "value"), [("fingerprint", "other"), ("dtype", "other"), ("max_model_len", 7), ("vocab_size", 7)]
+        ("field", "value"),
+        [
+            ("fingerprint", "other"),
+            ("dtype", "other"),
+            ("max_model_len", 7),
+            ("vocab_size", 7),
+            ("quantization", "q4_0"),
+        ],
     )
     def test_a_worker_with_another_model_is_refused_by_name(
         self, make_cluster: MakeCluster, field: str, value: str | int

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from click.testing import CliRunner, Result
@@ -100,6 +101,7 @@ def test_a_machine_without_a_gpu_or_its_driver_is_told_in_one_line(directory: Pa
         (["--fake-fault", "explode=5"], "no fault"),
         (["--device", "abacus"], "'--device'"),
         (["--dtype", "float7"], "'float7' is not one of 'auto', 'float32', 'bfloat16', 'float16'"),
+        (["--quantization", "q3_k"], "'q3_k' is not one of 'none', 'q8_0'"),
         (["--load-format", "pickle"], "'pickle' is not one of 'auto', 'safetensors', 'dummy'"),
         (["--threads", "1000000"], "1000000 threads are asked for and this process may use"),
         (["--worker-id", "a/b"], "worker id 'a/b'"),
@@ -119,6 +121,8 @@ def test_what_was_loaded_is_described_on_one_line(directory: Path) -> None:
         "model model (fake, 2048 positions) on fake: 262144 blocks (0.02 GiB) and 131072 CPU blocks (0.01 GiB)"
         " of 16 tokens, 8 KV bytes per token; kernels: fake"
     )
+    runner.model = msgspec.structs.replace(runner.model, quantization="q4_0")
+    assert describe(runner).startswith("model model (q4_0, fake, 2048 positions) on fake")
 
 
 @dataclass

@@ -17,8 +17,8 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
 
 
-def scheme(directory: Path, config: Any, key: str = "quantization_config") -> Scheme | None:
-    (directory / "config.json").write_text(json.dumps({key: config}))
+def scheme(directory: Path, config: Any) -> Scheme | None:
+    (directory / "config.json").write_text(json.dumps({"quantization_config": config}))
     return read_scheme(directory)
 
 
@@ -62,10 +62,6 @@ def test_what_is_served_is_understood(tmp_path: Path, config: Any, packing: Pack
     found = scheme(tmp_path, config)
     assert found is not None
     assert found.packing("model.layers.0.mlp.down_proj") == (packing or Packing("int-quantized", 8, None, True))
-
-
-def test_the_older_key_says_the_same(tmp_path: Path) -> None:
-    assert scheme(tmp_path, W4A16, "compression_config") == scheme(tmp_path, W4A16)
 
 
 def test_a_layers_own_name_or_pattern_goes_before_its_class(tmp_path: Path) -> None:

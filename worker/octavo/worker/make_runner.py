@@ -87,7 +87,9 @@ def _share(config: WorkerConfig, liveness: Liveness, use: Callable[[Runner, Call
 def describe(runner: Runner, *, exact: bool = False) -> str:
     """Describes the loaded model and the capacity of its KV cache in one line."""
     model = runner.model
-    numerics = f"{model.dtype}, exact" if exact else model.dtype
+    numerics = model.dtype if model.quantization == "none" else f"{model.quantization}, {model.dtype}"
+    if exact:
+        numerics += ", exact"
     device = runner.device if runner.world_size == 1 else f"{runner.world_size} ranks of {runner.device}"
     # A block holds the keys and values of one KV group.
     block_gib = runner.block_size * runner.kv_bytes_per_token / len(runner.kv_groups) / (1 << 30)

@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Annotated, Literal
 
 from octavo.runtime.models.directory import BUNDLED_MODEL
-from octavo.runtime.options.common import LOAD_FORMAT, MODEL, MODEL_IMPL, NUMERICS
+from octavo.runtime.options.common import LOAD_FORMAT, MODEL, MODEL_IMPL, NUMERICS, QUANTIZATION
 from octavo.runtime.options.option import OneOf, Option, Parsed, Real, Whole
 from octavo.wire.steps import MAX_BLOCK_SIZE
 from octavo.worker.fake.faults import FakeFault, parse_faults
@@ -81,6 +81,7 @@ class ModelSettings:
         str,
         Option("--dtype", "Type of the computation, and of the KV cache.", OneOf(DTYPES)),
     ] = "auto"
+    quantization: Annotated[str, QUANTIZATION] = "none"
     kv_cache_dtype: Annotated[
         str,
         Option(
@@ -238,6 +239,8 @@ class ModelSettings:
             )
         if self.kv_cache_dtype != "auto" and self.device != "cuda":
             raise ConfigError(f"a KV cache of {self.kv_cache_dtype} is for --device cuda; drop it on {self.device}")
+        if self.quantization != "none" and self.device != "cpu":
+            raise ConfigError(f"--quantization {self.quantization} is for --device cpu; drop it on {self.device}")
         self._check_fake()
         self._check_ranks()
 

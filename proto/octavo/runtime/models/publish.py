@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+# Configuration, tokenizer, generation defaults and chat template.
+_DESCRIPTION = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
+
 
 class PublishError(Exception):
     """Raised for a place where no model directory can be written, with a remedy."""
@@ -62,6 +65,14 @@ def _publish(directory: Path, write: Callable[[Path], None]) -> None:
             shutil.rmtree(partial, ignore_errors=True)
             raise
         _sync(directory.parent)
+
+
+def copy_description(source: Path, directory: Path, *, but: str) -> None:
+    """Copies configuration and tokenizer of the model in `source` to `directory`, and no weights; and no file called
+    `but`."""
+    for path in sorted({path for pattern in _DESCRIPTION for path in source.glob(pattern)}):
+        if path.name != but:
+            shutil.copyfile(path, directory / path.name)
 
 
 @contextmanager

@@ -22,6 +22,12 @@ MODEL_IMPL: Final = Option(
     "Who computes the model: Octavo itself (native), transformers, or the first of them that can (auto).",
     OneOf(("auto", "native", "transformers")),
 )
+# The formats of octavo.kernels.quantize, which takes torch.
+QUANTIZATION: Final = Option(
+    "--quantization",
+    "Format into which weights are quantised as they are loaded; the embedding and the LM head are q8_0 at least.",
+    OneOf(("none", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")),
+)
 NUMERICS: Final = Option(
     "--numerics",
     "exact: a request's tokens and logprobs never depend on what runs beside it (float32 on a CPU); refused where that"

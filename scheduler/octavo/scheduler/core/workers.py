@@ -52,7 +52,7 @@ def _refusal(state: SchedulerState, hello: WorkerHello) -> str | None:
     if model and msgspec.structs.replace(hello.model, name=model.name) != model:
         return (
             f"this scheduler serves {_describe(model)}, worker {hello.worker_id} has {_describe(hello.model)};"
-            " start it with the same model directory, dtype and context length, or restart the scheduler"
+            " start it with the same model directory, dtype, quantization and context length, or restart the scheduler"
         )
     return None
 
@@ -137,7 +137,8 @@ def _quarantine_payload(state: SchedulerState, guilty: RequestGroup, now: float)
 
 
 def _describe(model: ModelInfo) -> str:
-    return f"{model.name} ({model.dtype}, context {model.max_model_len}, fingerprint {model.fingerprint[:12]})"
+    dtype = model.dtype if model.quantization == "none" else f"{model.dtype}, {model.quantization}"
+    return f"{model.name} ({dtype}, context {model.max_model_len}, fingerprint {model.fingerprint[:12]})"
 
 
 # -- cordons and drains, from the order to the dismissal --------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""The commands `octavo worker`, `calibrate`, `prepare-model` and `convert-weights`."""
+"""The commands `octavo worker`, `calibrate`, `prepare-model`, `convert-weights` and `quantize`."""

@@ -3,7 +3,6 @@ serving."""
 
 import json
 import logging
-import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from octavo.runtime.models.directory import check_files
-from octavo.runtime.models.publish import publish
+from octavo.runtime.models.publish import copy_description, publish
 from octavo.worker.loading.progress import LoadProgress
 from octavo.worker.loading.weights import PICKLED, read_index
 
@@ -22,8 +21,6 @@ logger = logging.getLogger(__name__)
 _INDEX = "pytorch_model.bin.index.json"
 _SINGLE = "pytorch_model.bin"
 _NEW_INDEX = "model.safetensors.index.json"
-# Configuration, tokenizer, generation defaults and chat template.
-_COPIED = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
 
 
 class ConvertError(Exception):
@@ -75,7 +72,7 @@ def _write(source: Path, files: list[Path], directory: Path) -> None:
     if len(files) > 1:
         index = {"metadata": {"total_size": num_bytes}, "weight_map": file_of}
         (directory / _NEW_INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-    _copy_others(source, directory)
+    copy_description(source, directory, but=_INDEX)
     progress.close()
 
 
@@ -105,9 +102,3 @@ def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         unshared[name] = tensor.clone(memory_format=torch.contiguous_format) if storage in storages else tensor
         storages.add(storage)
     return {name: tensor.contiguous() for name, tensor in unshared.items()}
-
-
-def _copy_others(source: Path, directory: Path) -> None:
-    for path in sorted({path for pattern in _COPIED for path in source.glob(pattern)}):
-        if path.name != _INDEX:
-            shutil.copyfile(path, directory / path.name)

@@ -4,7 +4,7 @@ import ctypes
 import functools
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -16,6 +16,7 @@ from octavo.worker.loading.gguf_weights import open_gguf
 from octavo.worker.loading.progress import LoadProgress, WatchedWeights
 from octavo.worker.loading.quantization_config import read_scheme
 from octavo.worker.loading.quantized_checkpoint import QuantizedCheckpoint
+from octavo.worker.loading.quantized_on_load import ENDS, QuantizingWeights
 from octavo.worker.loading.tensor_file import TensorPart
 from octavo.worker.loading.weights import Checkpoint, WeightsError, WeightSource
 
@@ -77,11 +78,32 @@ class DummyWeights:
         """Does nothing, and never raises."""
 
 
-def open_weights(directory: Path, load_format: str, *, ranks: int = 1) -> WeightSource:
+def open_weights(
+    directory: Path,
+    load_format: str,
+    *,
+    quantization: str = "none",
+    is_end: Callable[[str], bool] = ENDS.__contains__,
+    ranks: int = 1,
+) -> WeightSource:
     """Opens the weights of `directory` by one of the words of `octavo.runtime.options.common.LOAD_FORMAT`.
 
-    Each of `ranks` processes takes a share. Raises `WeightsError` if stored weights cannot be read.
+    Each of `ranks` processes takes a share. Weights are quantised as `octavo.runtime.options.common.QUANTIZATION` says;
+    `is_end` tells the names of embedding and LM head. Raises `WeightsError` if stored weights cannot be read, or are
+    quantised already where they shall be.
     """
+    source = _open(directory, load_format, ranks)
+    if quantization == "none":
+        return source
+    if isinstance(source, QuantizedCheckpoint) or weight_files(directory):
+        raise WeightsError(
+            f"{directory} is quantised already, and would only lose by --quantization {quantization}; leave it out, or"
+            " serve the model that it was made of"
+        )
+    return QuantizingWeights(source, quantization, is_end)
+
+
+def _open(directory: Path, load_format: str, ranks: int) -> WeightSource:
     scheme = read_scheme(directory)
     if load_format == "dummy":
         if scheme:

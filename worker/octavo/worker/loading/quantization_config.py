@@ -142,7 +142,7 @@ def read_scheme(directory: Path) -> Scheme | None:
         return None
     try:
         keys = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-        config = keys.get("quantization_config") or keys.get("compression_config")
+        config = keys.get("quantization_config")
         return None if not config else _scheme(msgspec.convert(config, dict[str, Any]))
     except _Refused as refused:
         raise WeightsError(f"the quantisation that {path} describes {refused}; {_WAY_OUT}") from refused
@@ -156,7 +156,7 @@ def _scheme(config: Mapping[str, Any]) -> Scheme | None:
         case "gguf":
             # A GGUF file says it of each tensor.
             return None
-        case "compressed-tensors":
+        case "compressed-tensors" | "octavo":
             return _compressed_tensors(msgspec.convert(config, _CompressedTensors))
         case "gptq":
             packing = _gptq(msgspec.convert(config, _Gptq))

@@ -125,7 +125,8 @@ def _speeds(directory: Path, settings: ModelSettings) -> Speeds | None:
         return None
     try:
         config = read_config(directory, settings.max_model_len)
-        if is_quantized(directory) or not to_measure(config, exact=settings.exact):
+        quantized = settings.quantization != "none" or is_quantized(directory)
+        if quantized or not to_measure(config, exact=settings.exact):
             # Quantised weights have no other kernels.
             return None
         if settings.threads is not None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from octavo.kernels.quantized import Quantized
 from octavo.worker.loading.tensor_file import TensorPart
 from octavo.worker.loading.weights import WeightSource
 from octavo.worker.models.config import DecoderConfig
@@ -187,7 +188,9 @@ class LayerLoader:
         return self._tensor(name, (share.whole, self.config.hidden_size), share.along(0))
 
     def _tensor(self, name: str, shape: tuple[int, ...], part: TensorPart | None = None) -> Tensor:
-        return self._checkpoint.take(name, shape, part).to(self._device, self._dtype)
+        weight = self._checkpoint.take_weight(name, shape, part)
+        values = weight.dequantize() if isinstance(weight, Quantized) else weight
+        return values.to(self._device, self._dtype)
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:

@@ -121,6 +121,7 @@ class ModelRunner:
             dtype=str(self._dtype).removeprefix("torch."),
             vocab_size=self._model.config.vocab_size,
             max_model_len=self._model.config.max_model_len,
+            quantization=settings.quantization,
         )
 
     def _load(self, directory: Path) -> AttentionChoice:
@@ -133,6 +134,7 @@ class ModelRunner:
             max_model_len=settings.max_model_len,
             load_format=settings.load_format,
             model_impl=settings.model_impl,
+            quantization=settings.quantization,
             group=self._group,
         )
         release_free_memory()
@@ -228,6 +230,7 @@ def _check_ranks(group: ShardGroup, identity: str, settings: ModelSettings) -> N
         identity,
         settings.model_impl,
         settings.dtype,
+        settings.quantization,
         settings.exact,
         settings.block_size,
         settings.kv_cache_dtype,
@@ -238,8 +241,8 @@ def _check_ranks(group: ShardGroup, identity: str, settings: ModelSettings) -> N
     if len(set(group.exchange(zlib.crc32(repr(shared).encode())))) > 1:
         raise ModelRunnerError(
             "the ranks of this replica were started with different models, or with different --model-impl, --dtype,"
-            " --numerics, --block-size, --kv-cache-dtype, --max-model-len, --num-blocks or --num-cpu-blocks; start them"
-            " all alike"
+            " --quantization, --numerics, --block-size, --kv-cache-dtype, --max-model-len, --num-blocks or"
+            " --num-cpu-blocks; start them all alike"
         )
 
 
@@ -297,6 +300,7 @@ def _torch_dtype(settings: ModelSettings, device: torch.device, directory: Path)
         raise ModelRunnerError("float16 is slow and overflows on a CPU; use --dtype bfloat16 or float32 there")
     if name == "auto":
         # Quantised weights are multiplied in integers on a CPU, and what lies between them costs little.
-        exactly = device.type == "cpu" and settings.load_format != "dummy" and is_quantized(directory)
+        stored = settings.load_format != "dummy" and is_quantized(directory)
+        exactly = device.type == "cpu" and (stored or settings.quantization != "none")
         name = "float32" if exactly else _AUTO_DTYPE
     return _DTYPES[name]

@@ -1,8 +1,9 @@
 """The loader of transformers models, which also gives the reason for refusing one."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -12,13 +13,18 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from octavo.kernels.quantized import Quantized
 from octavo.runtime.models.directory import CONTEXT_KEYS
 from octavo.worker.loading.weights import WeightsError, WeightSource
 from octavo.worker.models.config_file import ModelConfigError, check_layers
+from octavo.worker.models.linear import Linear
 from octavo.worker.models.transformers.attention import PAGED
 from octavo.worker.models.transformers.check import UnsupportedModel
+from octavo.worker.models.transformers.linear import emptied, put_quantized, stored_linears
+from octavo.worker.models.transformers.names import StoredNames
 from octavo.worker.models.transformers.shards import ModelShare, SharedTensor, shared_architecture
 
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 _CAUSAL_NAMES = frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
 # The kinds of layers in config.json's `layer_types`. The check at start finds out how far chunks reach.
 _ATTENDING = {"full_attention", "sliding_attention", "chunked_attention"}
@@ -145,15 +151,25 @@ def empty_model(config: Any) -> Any:
         return architecture(config)
 
 
-def load(config: Any, source: WeightSource, dtype: torch.dtype, share: ModelShare | None = None) -> Any:
+def load(
+    config: Any,
+    source: WeightSource,
+    dtype: torch.dtype,
+    share: ModelShare | None = None,
+    linears: Mapping[str, str] = _NOTHING,
+) -> Any:
     """Loads the model of `config`, or `share` of it, on the CPU in `dtype`, with the weights of `source`.
 
-    For a share only its parts are read. Raises `WeightsError`.
+    For a share only its parts are read. `linears` are the parameters, by the stored names, of linear layers whose
+    weights stay quantised if they are. Raises `WeightsError`.
     """
     architecture: Any = model_class(config)
-    state = _state(source, config, dtype, share)
+    quantized: dict[str, Linear] = {}
+    state = _state(source, config, dtype, share, linears, quantized)
     if share:
         architecture = shared_architecture(architecture, share)
+    if quantized:
+        architecture = emptied(architecture, quantized)
     try:
         with _quiet(), _constructing(config):
             model, info = architecture.from_pretrained(
@@ -170,7 +186,26 @@ def load(config: Any, source: WeightSource, dtype: torch.dtype, share: ModelShar
     except RuntimeError as error:
         raise WeightsError(f"the weights do not fit config.json: {error}") from error
     _refuse_misfits(info, complete=not source.shapes())
+    put_quantized(model, quantized)
     return model
+
+
+def quantizable_linears(config: Any, source: WeightSource) -> dict[str, str]:
+    """Returns the parameters of linear layers whose weights can stay quantised, by their names in `source`."""
+    model = empty_model(config)
+    stored = source.shapes() or _parameter_shapes(config)
+    linears = stored_linears(model, StoredNames(model), stored)
+    if getattr(_text(config), "tie_word_embeddings", False):
+        # It is the embedding too, which is no linear layer.
+        head = head_weight(model)
+        return {name: parameter for name, parameter in linears.items() if parameter != head}
+    return linears
+
+
+def head_weight(model: Any) -> str | None:
+    """Returns the name of the weight of the LM head; None if there is none."""
+    head = model.get_output_embeddings()
+    return next((f"{name}.weight" for name, module in model.named_modules() if module is head), None)
 
 
 def choose_experts(model: PreTrainedModel, device: torch.device) -> str:
@@ -185,13 +220,25 @@ def choose_experts(model: PreTrainedModel, device: torch.device) -> str:
     return "grouped_mm" if captured and fits else "eager"
 
 
-def _state(source: WeightSource, config: Any, dtype: torch.dtype, share: ModelShare | None) -> dict[str, Tensor]:
+def _state(
+    source: WeightSource,
+    config: Any,
+    dtype: torch.dtype,
+    share: ModelShare | None,
+    linears: Mapping[str, str],
+    quantized: dict[str, Linear],
+) -> dict[str, Tensor]:
     """Returns the stored tensors as they are, for transformers to round; without any, all parameters of the model in
-    `dtype`."""
+    `dtype`. Weights of `linears` that are quantised go to `quantized`, by the names of their parameters, and have no
+    inputs in the state."""
     stored = source.shapes()
     state: dict[str, Tensor] = {}
     for name, shape in (stored or _parameter_shapes(config)).items():
-        tensor = _take(source, name, shape, share.tensor(name) if share else None)
+        take = source.take_weight if name in linears else source.take
+        tensor = _take(take, source, name, shape, share.tensor(name) if share else None)
+        if isinstance(tensor, Quantized):
+            quantized[linears[name]] = Linear(tensor)
+            tensor = torch.empty(tensor.shape[0], 0, dtype=dtype)
         state[name] = tensor if stored else tensor.to(dtype)
     source.finish()
     return state
@@ -201,11 +248,17 @@ def _parameter_shapes(config: Any) -> dict[str, tuple[int, ...]]:
     return {name: tuple(parameter.shape) for name, parameter in empty_model(config).named_parameters()}
 
 
-def _take(source: WeightSource, name: str, shape: tuple[int, ...], shared: SharedTensor | None) -> Tensor:
+def _take(
+    take: Callable[..., Tensor | Quantized],
+    source: WeightSource,
+    name: str,
+    shape: tuple[int, ...],
+    shared: SharedTensor | None,
+) -> Tensor | Quantized:
     if shared is None:
-        return source.take(name, shape)
+        return take(name, shape)
     if shared.is_held:
-        return source.take(name, shared.whole, shared.part)
+        return take(name, shared.whole, shared.part)
     source.drop(name)
     return torch.zeros(shared.whole)
 

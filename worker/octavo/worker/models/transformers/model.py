@@ -1,14 +1,17 @@
 """The decoder around any decoder-only architecture of transformers, with paged attention."""
 
+import functools
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from octavo.worker.loading.load_format import open_weights
+from octavo.worker.loading.weights import WeightSource
 from octavo.worker.models.decoder import PagedStep
+from octavo.worker.models.linear import obstacle_to_quantized
 from octavo.worker.models.transformers.attention import attending
 from octavo.worker.models.transformers.check import check
 from octavo.worker.models.transformers.cut import CutModel
@@ -17,10 +20,13 @@ from octavo.worker.models.transformers.loading import (
     choose_experts,
     context_length,
     empty_model,
+    head_weight,
     load,
     model_class,
+    quantizable_linears,
     read_transformers_config,
 )
+from octavo.worker.models.transformers.names import StoredNames
 from octavo.worker.models.transformers.shards import ModelShare, join, model_share
 from octavo.worker.tensor_parallel.group import SINGLE, ShardGroup
 
@@ -38,15 +44,23 @@ class TransformersModel:
         directory: Path,
         dtype: torch.dtype,
         device: torch.device,
-        max_model_len: int | None = None,
-        load_format: str = "auto",
+        max_model_len: int | None,
+        open_source: Callable[..., WeightSource],
         group: ShardGroup = SINGLE,
+        *,
+        quantized: bool = False,
     ) -> None:
+        """Takes the weights of what `open_source` opens, given what tells the name of the LM head's weight; `quantized`
+        tells whether they are."""
         config = read_transformers_config(directory)
         model_class(config)
         context = context_length(config, max_model_len)
         share = _share(config, group)
-        model = load(config, open_weights(directory, load_format, ranks=group.size), dtype, share).to(device)
+        source = open_source(is_end=_HeadOf(config))
+        # Without kernels for them, quantised weights are numbers at once.
+        kept = quantized and device.type == "cpu" and obstacle_to_quantized() is None
+        linears = quantizable_linears(config, source) if kept else {}
+        model = load(config, source, dtype, share, linears).to(device)
         if device.type == "cpu":
             replace_linears(model)
         if share:
@@ -67,6 +81,29 @@ class TransformersModel:
     def logits(self, hidden: Tensor) -> Tensor:
         """Computes the logits of hidden states from `forward`, [rows, vocab_size]; no rows on ranks other than 0."""
         return self._model.logits(hidden) if len(hidden) else hidden.new_empty((0, self.config.vocab_size))
+
+
+class _HeadOf:
+    """Tells whether a stored tensor is the weight of the LM head of `config`'s model, once asked."""
+
+    def __init__(self, config: Any) -> None:
+        self._config = config
+
+    def __call__(self, stored: str) -> bool:
+        parameter, _ = self._names.parameter(stored)
+        return parameter == self._head
+
+    @functools.cached_property
+    def _model(self) -> Any:
+        return empty_model(self._config)
+
+    @functools.cached_property
+    def _names(self) -> StoredNames:
+        return StoredNames(self._model)
+
+    @functools.cached_property
+    def _head(self) -> str | None:
+        return head_weight(self._model)
 
 
 def _share(config: Any, group: ShardGroup) -> ModelShare | None:
