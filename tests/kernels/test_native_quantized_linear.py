@@ -156,7 +156,7 @@ def test_repacking_loses_nothing(name: str, activation: Activation | None) -> No
 def test_a_packed_weight_is_as_small_as_in_a_file() -> None:
     for name, bits in {"q4_0": 4.5, "q4_1": 5.0, "q5_0": 5.5, "q8_0": 8.5, "q4_k": 4.625, "q6_k": 6.5625}.items():
         linear = NativeQuantizedLinear(loaded(), weight_of(name, 64, 512), None)
-        assert linear._packed.numel() * 8 == bits * 64 * 512, name
+        assert linear.weight_bytes * 8 == bits * 64 * 512, name
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

@@ -185,4 +185,4 @@ def test_rows_are_quantized_once_for_all_parts_of_a_layer(directory: Path) -> No
     program = decoder._program
     before = [program.labels[index - 1] for index, label in enumerate(program.labels) if label == "qkv"]
     assert before == ["quantize", "qkv"] * 2
-    assert program.widths[Buffer.QUANTIZED] == 192  # 96 inputs and 3 groups of 16 bytes, in whole lines
+    assert program.widths[Buffer.QUANTIZED] == 96

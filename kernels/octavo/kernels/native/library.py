@@ -102,7 +102,7 @@ def _declare(library: ctypes.CDLL) -> None:
         ("octavo_linear", None, [POINTER(structs.LinearOp), c_void_p, c_void_p, c_int64, c_int32, c_int32]),
         ("octavo_quantized_format", c_int32, [POINTER(structs.WeightFormat)]),
         ("octavo_quantized_panel_bytes", c_int64, [c_int32, c_int64, c_int64]),
-        ("octavo_quantized_row_bytes", c_int64, [c_int64]),
+        ("octavo_quantized_rows_bytes", c_int64, [c_int64, c_int64]),
         ("octavo_pack_quantized", None, [c_int32, POINTER(structs.QuantizedTensors), c_void_p, c_void_p, c_int64]),
         ("octavo_unpack_quantized", None, [c_int32, POINTER(structs.QuantizedTensors), c_void_p, c_void_p, c_int64]),
         (

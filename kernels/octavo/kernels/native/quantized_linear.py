@@ -60,9 +60,9 @@ class NativeQuantizedLinear:
         self._activation = activation or Activation.SILU
 
     @property
-    def row_bytes(self) -> int:
-        """Returns the size of a quantised row of inputs."""
-        return int(self._library.functions.octavo_quantized_row_bytes(self.inputs))
+    def weight_bytes(self) -> int:
+        """Returns how much memory the weight takes."""
+        return self._packed.numel()
 
     def quantize_op(self, *, x_stride: int) -> QuantizeOp:
         """Returns the operation that quantises rows of as many inputs, `x_stride` elements apart."""
@@ -168,6 +168,11 @@ class NativeQuantizedLinear:
             self._index, byref(tensors), self._order.data_ptr(), packed.data_ptr(), panels
         )
         return packed
+
+
+def quantized_rows(library: NativeLibrary, rows: int, inputs: int) -> Tensor:
+    """Returns room for so many quantised rows, [bytes]."""
+    return torch.empty(library.functions.octavo_quantized_rows_bytes(rows, inputs), dtype=torch.uint8)
 
 
 def _check(weight: Quantized, bias: Tensor | None, activation: Activation | None) -> None:

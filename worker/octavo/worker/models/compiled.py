@@ -17,7 +17,7 @@ from octavo.kernels.native.attention import NativeAttention, cache_pointers
 from octavo.kernels.native.library import NativeLibrary, load
 from octavo.kernels.native.memory import zeros
 from octavo.kernels.native.norm import norm_op, rms_norm
-from octavo.kernels.native.quantized_linear import NativeQuantizedLinear
+from octavo.kernels.native.quantized_linear import NativeQuantizedLinear, quantized_rows
 from octavo.kernels.native.structs import (
     DTYPES,
     AttentionOp,
@@ -46,7 +46,7 @@ class Buffer(IntEnum):
     QKV = 2
     ATTENDED = 3
     GATED = 4
-    # Of bytes: what quantised weights are multiplied with.
+    # What quantised weights are multiplied with; it lies as the kernels want it.
     QUANTIZED = 5
 
 
@@ -208,7 +208,7 @@ class _Compiler:
     def _quantized(self, linear: NativePart, source: Buffer) -> Buffer:
         """Appends the quantising of rows that `linear` will read and returns the buffer that holds them."""
         assert isinstance(linear, NativeQuantizedLinear), "the kind says so"
-        self.widths[Buffer.QUANTIZED] = max(self.widths[Buffer.QUANTIZED], linear.row_bytes)
+        self.widths[Buffer.QUANTIZED] = max(self.widths[Buffer.QUANTIZED], linear.inputs)
         op = linear.quantize_op(x_stride=self.widths[source])
         self._append("quantize", (source, 0), (Buffer.QUANTIZED, 0), quantize=op)
         return Buffer.QUANTIZED
@@ -330,12 +330,9 @@ class CompiledLlama:
     def _buffers(self, tokens: int, dtype: torch.dtype) -> list[Tensor]:
         """Returns all buffers but the first, which are kept for the largest step so far."""
         if not self._workspace or len(self._workspace[0]) < tokens:
-            dtypes = {Buffer.QUANTIZED: torch.uint8}
-            self._workspace = [
-                torch.empty(tokens, width, dtype=dtypes.get(buffer, dtype))
-                for buffer, width in zip(Buffer, self._program.widths, strict=True)
-                if buffer is not Buffer.HIDDEN
-            ]
+            _, *widths, inputs = self._program.widths
+            self._workspace = [torch.empty(tokens, width, dtype=dtype) for width in widths]
+            self._workspace.append(quantized_rows(self._library, tokens, inputs))
         return self._workspace
 
     def _layer_caches(self, step: PagedStep) -> "Array[Layer]":

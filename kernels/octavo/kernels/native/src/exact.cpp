@@ -8,12 +8,12 @@
 namespace octavo::OCTAVO_VARIANT {
 namespace {
 
-void quantize(const Quantize& op, const void* x, char* rows, int64_t first, int64_t last, int32_t dtype) {
+void quantize(const Quantize& op, const void* x, RowBlock* rows, int64_t first, int64_t last, int32_t dtype) {
   if (dtype == kBFloat16) return quantize_rows<bf16>(op, x, rows, first, last);
   quantize_rows<float>(op, x, rows, first, last);
 }
 
-void quantized_linear(const QuantizedLinear& op, const char* rows, void* y, int64_t tokens, int64_t first, int64_t last,
+void quantized_linear(const QuantizedLinear& op, const RowBlock* rows, void* y, int64_t tokens, int64_t first, int64_t last,
                       int32_t dtype) {
   if (dtype == kBFloat16) return quantized_panels<bf16>(op, rows, y, tokens, first, last);
   quantized_panels<float>(op, rows, y, tokens, first, last);

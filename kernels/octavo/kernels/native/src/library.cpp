@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <vector>
+#include <memory>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -109,12 +109,12 @@ OCTAVO_EXPORT void octavo_quantized_linear(const QuantizedLinear* op, const void
   const Quantize quantize{op->linear.inputs, op->linear.x_stride};
   const int64_t panels = (op->linear.outputs + 2 * kHalfPanel - 1) / (2 * kHalfPanel);
   const bool few = tokens <= kFewRows;
-  const size_t bytes = tokens * quantized_row_bytes(quantize.size);
-  std::vector<char> all(few ? 0 : bytes);
+  const size_t blocks = row_blocks(tokens, quantize.size);
+  const std::unique_ptr<RowBlock[]> all(few ? nullptr : new RowBlock[blocks]);
   std::atomic<int64_t> taken{0};
   on_team(threads, [&](int thread, int team) {
-    std::vector<char> own(few ? bytes : 0);
-    char* rows = few ? own.data() : all.data();
+    const std::unique_ptr<RowBlock[]> own(few ? new RowBlock[blocks] : nullptr);
+    RowBlock* rows = few ? own.get() : all.get();
     exact->quantize(quantize, x, rows, few ? 0 : thread * tokens / team, few ? tokens : (thread + 1) * tokens / team, dtype);
     if (!few) {
 #pragma omp barrier

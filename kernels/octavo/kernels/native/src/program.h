@@ -52,9 +52,8 @@ struct alignas(64) Progress {
 template <typename T>
 class Worker {
  public:
-  // `room`: `attention_room` of the largest head. `quantized`: room for `kFewRows` of the longest quantised rows, if there
-  // are so many.
-  Worker(const Run& run, const Exact& exact, int thread, int threads, float* room, char* quantized)
+  // `room`: `attention_room` of the largest head. `quantized`: room for `kFewRows` of the longest quantised rows.
+  Worker(const Run& run, const Exact& exact, int thread, int threads, float* room, RowBlock* quantized)
       : run_(run), exact_(exact), thread_(thread), threads_(threads), room_(room), quantized_(quantized) {}
 
   void execute(int64_t index, Progress& progress) {
@@ -119,9 +118,9 @@ class Worker {
     switch (op.kind) {
       case kLinear: return linear<T>(op.linear, in, out, run_.tokens, first, last);
       case kQuantizedLinear:
-        return exact_.quantized_linear(op.quantized_linear, few() ? quantized_ : (const char*)run_.buffers[op.in.buffer], out,
+        return exact_.quantized_linear(op.quantized_linear, few() ? quantized_ : (const RowBlock*)run_.buffers[op.in.buffer], out,
                                        run_.tokens, first, last, run_.dtype);
-      case kQuantize: return exact_.quantize(op.quantize, in, (char*)run_.buffers[op.out.buffer], first, last, run_.dtype);
+      case kQuantize: return exact_.quantize(op.quantize, in, (RowBlock*)run_.buffers[op.out.buffer], first, last, run_.dtype);
       case kNorm: return norm_rows<T>(op.norm, in, out, first, last);
       case kRopeWrite:
         return rope_write_rows<T>(op.rope_write, out, run_.positions, group(op), run_.layers[op.layer].cache, first,
@@ -136,7 +135,7 @@ class Worker {
   const Exact& exact_;
   const int thread_, threads_;
   float* const room_;
-  char* const quantized_;
+  RowBlock* const quantized_;
   Ahead ahead_;
   int64_t looked_ahead_ = -1;
 };

@@ -18,9 +18,9 @@ namespace octavo::OCTAVO_VARIANT {
 // Rows that one pass over a panel may serve, the most first: their sums, of integers and of floats, share the registers
 // with the codes.
 #if defined(__AVX512F__)
-constexpr int kRowCounts[] = {8, 6, 4, 3, 2, 1};
+constexpr int kRowCounts[] = {12, 8, 4, 2, 1};
 #else
-constexpr int kRowCounts[] = {4, 3, 2, 1};
+constexpr int kRowCounts[] = {4, 2, 1};
 #endif
 
 // --- Rows ---
@@ -63,7 +63,7 @@ OCTAVO_INLINE void store_low_bytes(int8_t* to, const i32x16& values) {
 // One group. Scaled, the largest is 127; the others are rounded to nearest, ties to even. Where one is infinite or a NaN,
 // the scale is a NaN, and so is all that it meets. What is smaller than `kTiny` counts as zero: its scale would overflow.
 template <typename T>
-OCTAVO_INLINE void quantize_group(const T* x, int8_t* codes, RowGroup& group) {
+OCTAVO_INLINE void quantize_group(const T* x, int8_t (&codes)[kGroup], RowGroup& group) {
   constexpr float kTiny = 1e-30f;
   const f32x16 values[2] = {load(x), load(x + kLanes)};
   const i32x16 sizes[2] = {bits_as<i32x16>(values[0]) & 0x7fffffff, bits_as<i32x16>(values[1]) & 0x7fffffff};
@@ -88,27 +88,26 @@ OCTAVO_INLINE void quantize_group(const T* x, int8_t* codes, RowGroup& group) {
   group.minus_first = -sums[0];
 }
 
-OCTAVO_INLINE RowGroup* row_groups(char* row, int64_t inputs) { return (RowGroup*)(row + inputs); }
-
 // Rows `first` to `last` of x to the same rows of `rows`.
 template <typename T>
-void quantize_rows(const Quantize& op, const void* x, char* rows, int64_t first, int64_t last) {
-  const int64_t stride = quantized_row_bytes(op.size);
+void quantize_rows(const Quantize& op, const void* x, RowBlock* rows, int64_t first, int64_t last) {
+  const int64_t groups = op.size / kGroup;
   for (int64_t row = first; row < last; row++) {
     const T* from = (const T*)x + row * op.x_stride;
-    int8_t* codes = (int8_t*)rows + row * stride;
-    RowGroup* groups = row_groups((char*)codes, op.size);
-    for (int64_t i = 0; i < op.size; i += kGroup) quantize_group(from + i, codes + i, groups[i / kGroup]);
+    RowBlock* to = rows + row / RowBlock::kRows * groups;
+    const int64_t place = row % RowBlock::kRows;
+    for (int64_t group = 0; group < groups; group++)
+      quantize_group(from + group * kGroup, to[group].codes[place], to[group].groups[place]);
   }
 }
 
 // --- Weights ---
 
-// Of a format, what its integers are: others may share them, and differ in where scales lie.
-template <int bits_, int offset_, bool mins_, bool sixteens_, bool table_>
+// What a format's codes are. Formats that share them may differ in offsets, mins and where scales lie.
+template <int bits_, bool table_ = false>
 struct Codes {
-  static constexpr int kBits = bits_, kOffset = table_ ? 128 : offset_;
-  static constexpr bool kMins = mins_, kSixteens = sixteens_, kTable = table_;
+  static constexpr int kBits = bits_;
+  static constexpr bool kSixteens = bits_ == 6, kTable = table_;
   static constexpr int64_t kBytes = bits_ * kLine;
   // As they are multiplied.
   using Sum = Dots<table_ ? 8 : bits_>;
@@ -166,95 +165,144 @@ OCTAVO_INLINE Factors factors_of(const WeightFormat& format, const char* header,
   small += output;
   if (!F::kSixteens && format.scales == kFloatScales) {
     const int64_t at = output * sizeof(float);
-    return {floats((const float*)(header + at)), F::kMins ? floats((const float*)(mins + at)) : f32xr{}};
+    return {floats((const float*)(header + at)), format.mins ? floats((const float*)(mins + at)) : f32xr{}};
   }
   const int64_t at = output * sizeof(uint16_t);
   const f32xr wide = floats((const uint16_t*)(header + at));
   // These products are exact: of 11 bits and 8.
   if constexpr (F::kSixteens) return {wide * floats_of<int8_t>(small), wide * floats_of<int8_t>(small + kLine / 2)};
-  const f32xr wide_mins = F::kMins ? floats((const uint16_t*)(mins + at)) : f32xr{};
-  if (!F::kMins || format.scales == kHalfScales) return {wide, wide_mins};
+  const f32xr wide_mins = format.mins ? floats((const uint16_t*)(mins + at)) : f32xr{};
+  if (format.scales == kHalfScales) return {wide, wide_mins};
   return {wide * floats_of<uint8_t>(small), -(wide_mins * floats_of<uint8_t>(small + kLine / 2))};
 }
 
-// Several quantised rows from one group on.
+// One group of some rows of a block, from one of them on.
 struct RowsAt {
   const int8_t* codes;
   const RowGroup* groups;
-  int64_t stride;
-
-  OCTAVO_INLINE const int8_t* step(int row, int step) const { return codes + row * stride + step * kStep; }
-  OCTAVO_INLINE const RowGroup& group(int row) const { return *(const RowGroup*)((const char*)groups + row * stride); }
 };
 
-// Adds to the sums of each row what one group, or half of one, of one register's outputs gives.
-template <typename F, int rows, int first, int steps>
-OCTAVO_INLINE void add_steps(f32xr (&sums)[rows], const uint8_t* half, const uint8_t* table, const f32xr& scales,
-                             const RowsAt& x) {
+// Registers of outputs that are multiplied together: what a row is spread over serves all of them.
+constexpr int kWidth = 2;
+
+// What several rows add up to for one panel: in registers, or, of many rows, in memory, and those of integers in registers.
+template <int rows>
+struct PanelSums {
+  static constexpr bool kInMemory = rows * kWidth > kSums / 2;
+  f32xr held[kInMemory ? 1 : kHalves * kParts][kInMemory ? 1 : rows];
+  float* results;  // [rows, kPanel]
+
+  OCTAVO_INLINE explicit PanelSums(float* to) : results(to) {
+    each<kHalves * kParts>(OCTAVO_EACH(p) { each<rows>(OCTAVO_EACH(r) { set<p, r>(f32xr{}); }); });
+  }
+  template <int p, int r>
+  OCTAVO_INLINE float* at() const { return results + r * kPanel + p * kRegisterLanes; }
+  template <int p, int r>
+  OCTAVO_INLINE void set(f32xr value) {
+    if constexpr (kInMemory) {
+      store_bytes(at<p, r>(), value);
+    } else {
+      held[p][r] = value;
+    }
+  }
+  template <int p, int r>
+  OCTAVO_INLINE f32xr get() const {
+    if constexpr (kInMemory) {
+      return load_as<f32xr>(at<p, r>());
+    } else {
+      return held[p][r];
+    }
+  }
+  OCTAVO_INLINE void finish() {
+    if constexpr (!kInMemory)
+      each<kHalves * kParts>(OCTAVO_EACH(p) { each<rows>(OCTAVO_EACH(r) { store_bytes(at<p, r>(), held[p][r]); }); });
+  }
+};
+
+// Adds to the sums of each row what one group, or half of one, gives for the registers from `p` on. `group`: its codes.
+template <typename F, int p, int rows, int first, int steps>
+OCTAVO_INLINE void add_steps(PanelSums<rows>& sums, const uint8_t* group, const uint8_t* table, int32_t offset,
+                             const f32xr (&scales)[kWidth], const RowsAt& x) {
   using Sum = typename F::Sum;
-  Sum dots[rows];
+  Sum dots[kWidth][rows];
   each<rows>(OCTAVO_EACH(r) {
-    const RowGroup& group = x.group(r);
-    const int32_t minus = steps == kSteps ? group.minus_sum : first ? group.minus_sum - group.minus_first : group.minus_first;
-    dots[r].begin(F::kOffset && Sum::kOffset ? in_all_lanes(minus) * F::kOffset : i32xr{});
+    const RowGroup& row = x.groups[r];
+    const int32_t minus = steps == kSteps ? row.minus_sum : first ? row.minus_sum - row.minus_first : row.minus_first;
+    const i32xr start = Sum::kOffset ? in_all_lanes(minus * offset) : i32xr{};
+    each<kWidth>(OCTAVO_EACH(w) { dots[w][r].begin(start); });
   });
   each<steps>(OCTAVO_EACH(s) {
-    const auto codes = Sum::prepared(codes_of<F, first + s>(half, table));
-    each<rows>(OCTAVO_EACH(r) { dots[r].template add<s>(codes, spread(x.step(r, first + s))); });
+    typename Sum::Codes codes[kWidth];
+    each<kWidth>(OCTAVO_EACH(w) {
+      constexpr int half = (p + w) / kParts, part = (p + w) % kParts;
+      codes[w] = Sum::prepared(codes_of<F, first + s>(group + half * F::kBytes + part * 4 * kRegisterLanes, table));
+    });
+    each<rows>(OCTAVO_EACH(r) {
+      const i8xr four = spread(x.codes + r * kGroup + (first + s) * kStep);
+      each<kWidth>(OCTAVO_EACH(w) { dots[w][r].template add<s>(codes[w], four); });
+    });
   });
   each<rows>(OCTAVO_EACH(r) {
-    const f32xr scale = scales * x.group(r).scale;
-    sums[r] = sums[r] + scale * __builtin_convertvector(dots[r].end(), f32xr);
+    const float scale = x.groups[r].scale;
+    each<kWidth>(OCTAVO_EACH(w) {
+      const f32xr sum = __builtin_convertvector(dots[w][r].end(), f32xr);
+      sums.template set<p + w, r>(sums.template get<p + w, r>() + (scales[w] * scale) * sum);
+    });
   });
 }
 
-template <typename F, int rows>
-OCTAVO_INLINE void add_group(f32xr (&sums)[rows], const uint8_t* half, const uint8_t* table, const Factors& factors,
-                             const RowsAt& x) {
+template <typename F, int p, int rows>
+OCTAVO_INLINE void add_group(PanelSums<rows>& sums, const WeightFormat& format, const char* header, const char* group,
+                             const uint8_t* table, const RowsAt& x) {
+  f32xr scales[kWidth], others[kWidth];
+  each<kWidth>(OCTAVO_EACH(w) {
+    const Factors factors = factors_of<F>(format, header, group + 2 * F::kBytes, (p + w) * kRegisterLanes);
+    scales[w] = factors.scales, others[w] = factors.others;
+  });
+  const uint8_t* codes = (const uint8_t*)group;
+  const int32_t offset = F::kTable ? 128 : format.offset;
   if constexpr (F::kSixteens) {
-    add_steps<F, rows, 0, kSteps / 2>(sums, half, table, factors.scales, x);
-    add_steps<F, rows, kSteps / 2, kSteps / 2>(sums, half, table, factors.others, x);
-    return;
+    add_steps<F, p, rows, 0, kSteps / 2>(sums, codes, table, offset, scales, x);
+    add_steps<F, p, rows, kSteps / 2, kSteps / 2>(sums, codes, table, offset, others, x);
+  } else {
+    add_steps<F, p, rows, 0, kSteps>(sums, codes, table, offset, scales, x);
+    if (format.mins)
+      each<rows>(OCTAVO_EACH(r) {
+        const float sum = x.groups[r].scaled_sum;
+        each<kWidth>(OCTAVO_EACH(w) { sums.template set<p + w, r>(sums.template get<p + w, r>() + others[w] * sum); });
+      });
   }
-  add_steps<F, rows, 0, kSteps>(sums, half, table, factors.scales, x);
-  if constexpr (F::kMins)
-    each<rows>(OCTAVO_EACH(r) { sums[r] = sums[r] + factors.others * x.group(r).scaled_sum; });
 }
 
-// The sums of `rows` rows, the first of which is at `quantized`, for one panel: [rows, kPanel].
+// The sums of `rows` rows of blocks, from row `row` of each on, for one panel: [rows, kPanel].
 template <typename F, int rows>
-void quantized_tile(const QuantizedLinear& op, const char* weight, const char* quantized, float* results) {
+void quantized_tile(const QuantizedLinear& op, const char* weight, const RowBlock* blocks, int64_t row, float* results) {
   const WeightFormat& format = kFormats[op.format];
   const int64_t inputs = op.linear.inputs, in_block = format.block_groups(op.group);
   const int64_t header_bytes = format.header_bytes(), group_bytes = format.group_bytes();
-  RowsAt x{(const int8_t*)quantized, (const RowGroup*)(quantized + inputs), quantized_row_bytes(inputs)};
   alignas(16) uint8_t table[16];
   if constexpr (F::kTable)
     for (int i = 0; i < 16; i++) table[i] = uint8_t(op.values[i] + 128);
-  f32xr sums[kHalves * kParts][rows];
-  each<kHalves * kParts>(OCTAVO_EACH(p) { each<rows>(OCTAVO_EACH(r) { sums[p][r] = f32xr{}; }); });
+  PanelSums<rows> sums(results);
   for (int64_t left = inputs / kGroup; left > 0; left -= in_block) {
     const char* header = weight;
     weight += header_bytes;
     for (int64_t group = 0; group < in_block; group++) {
       each<2 * F::kBytes / kLine + 1>(OCTAVO_EACH(line) { __builtin_prefetch(weight + line * kLine + 2048, 0, 1); });
-      each<kHalves * kParts>(OCTAVO_EACH(p) {
-        constexpr int half = p / kParts, part = p % kParts;
-        const uint8_t* codes = (const uint8_t*)weight + half * F::kBytes + part * 4 * kRegisterLanes;
-        const Factors factors = factors_of<F>(format, header, weight + 2 * F::kBytes, p * kRegisterLanes);
-        add_group<F, rows>(sums[p], codes, table, factors, x);
+      each<kHalves * kParts / kWidth>(OCTAVO_EACH(pair) {
+        // What rows are spread over is read again: kept, it would take registers that there are not.
+        asm volatile("" ::: "memory");
+        const RowsAt x{blocks->codes[row], blocks->groups + row};
+        add_group<F, pair * kWidth, rows>(sums, format, header, weight, table, x);
       });
       weight += group_bytes;
-      x.codes += kGroup;
-      x.groups++;
+      blocks++;
     }
   }
-  each<rows>(OCTAVO_EACH(r) {
-    each<kHalves * kParts>(OCTAVO_EACH(p) { store_bytes(results + r * kPanel + p * kRegisterLanes, sums[p][r]); });
-  });
+  sums.finish();
 }
 
-using QuantizedTile = void (*)(const QuantizedLinear&, const char*, const char*, float*);
+using QuantizedTile = void (*)(const QuantizedLinear&, const char*, const RowBlock*, int64_t, float*);
 
 // One for each of `kRowCounts`.
 template <typename F, size_t... counts>
@@ -270,12 +318,12 @@ OCTAVO_INLINE const QuantizedTile* tiles_of() {
 
 // None for a format that `kFormats` does not have.
 inline const QuantizedTile* tiles_of(const WeightFormat& format) {
-  if (format.table) return tiles_of<Codes<4, 0, false, false, true>>();
+  if (format.table) return tiles_of<Codes<4, true>>();
   switch (format.bits) {
-    case 4: return format.mins ? tiles_of<Codes<4, 0, true, false, false>>() : tiles_of<Codes<4, 8, false, false, false>>();
-    case 5: return format.mins ? tiles_of<Codes<5, 0, true, false, false>>() : tiles_of<Codes<5, 16, false, false, false>>();
-    case 6: return tiles_of<Codes<6, 32, false, true, false>>();
-    default: return tiles_of<Codes<8, 128, false, false, false>>();
+    case 4: return tiles_of<Codes<4>>();
+    case 5: return tiles_of<Codes<5>>();
+    case 6: return tiles_of<Codes<6>>();
+    default: return tiles_of<Codes<8>>();
   }
 }
 
@@ -289,17 +337,19 @@ struct ExactActivate {
 
 // The panels from `first` to `last` for all `tokens` rows. A panel stays in the cache while the rows pass by.
 template <typename T>
-void quantized_panels(const QuantizedLinear& op, const char* rows, void* y, int64_t tokens, int64_t first, int64_t last) {
+void quantized_panels(const QuantizedLinear& op, const RowBlock* rows, void* y, int64_t tokens, int64_t first,
+                      int64_t last) {
   const QuantizedTile* tiles = tiles_of(kFormats[op.format]);
   const int64_t panel_bytes = kFormats[op.format].panel_bytes(op.linear.inputs, op.group);
-  const int64_t row_bytes = quantized_row_bytes(op.linear.inputs);
+  const int64_t groups = op.linear.inputs / kGroup;
   alignas(64) float results[kRowCounts[0] * kPanel];
   for (int64_t panel = first; panel < last; panel++) {
     const char* weight = (const char*)op.linear.weight + panel * panel_bytes;
-    int which = 0;
     for (int64_t row = 0; row < tokens;) {
-      while (kRowCounts[which] > tokens - row) which++;
-      tiles[which](op, weight, rows + row * row_bytes, results);
+      const int64_t place = row % RowBlock::kRows, left = std::min(tokens - row, RowBlock::kRows - place);
+      int which = 0;
+      while (kRowCounts[which] > left) which++;
+      tiles[which](op, weight, rows + row / RowBlock::kRows * groups, place, results);
       for (int64_t r = 0; r < kRowCounts[which]; r++, row++) {
         const float* sums = results + r * kPanel;
         finish_panel<T>(op.linear, y, row, panel * kPanel, load(sums), load(sums + kLanes), ExactActivate{});

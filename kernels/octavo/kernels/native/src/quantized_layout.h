@@ -61,10 +61,16 @@ struct RowGroup {
   int32_t minus_sum, minus_first;
 };
 
-// A quantised row: int8 codes, then its groups.
-constexpr int64_t quantized_row_bytes(int64_t inputs) {
-  const int64_t bytes = inputs + inputs / kGroup * int64_t(sizeof(RowGroup));
-  return (bytes + kLine - 1) / kLine * kLine;
+// The same group of some rows, which are multiplied together. Quantised rows are [blocks of rows][groups] of these, so that
+// those of all rows of a block lie side by side.
+struct RowBlock {
+  static constexpr int kRows = 24;
+  int8_t codes[kRows][kGroup];
+  RowGroup groups[kRows];
+};
+
+constexpr int64_t row_blocks(int64_t rows, int64_t inputs) {
+  return (rows + RowBlock::kRows - 1) / RowBlock::kRows * (inputs / kGroup);
 }
 
 // Rows that each thread quantises for itself, sooner than all could wait for each other's.

@@ -95,7 +95,10 @@ OCTAVO_EXPORT int64_t octavo_quantized_panel_bytes(int32_t format, int64_t input
   return kFormats[format].panel_bytes(inputs, group);
 }
 
-OCTAVO_EXPORT int64_t octavo_quantized_row_bytes(int64_t inputs) { return quantized_row_bytes(inputs); }
+// Of `rows` quantised rows.
+OCTAVO_EXPORT int64_t octavo_quantized_rows_bytes(int64_t rows, int64_t inputs) {
+  return row_blocks(rows, inputs) * int64_t(sizeof(RowBlock));
+}
 
 // Packs `panels` panels: output i of them is row order[i] of the tensors; none where that is negative.
 OCTAVO_EXPORT void octavo_pack_quantized(int32_t format, const QuantizedTensors* tensors, const int64_t* order,

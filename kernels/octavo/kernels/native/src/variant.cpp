@@ -117,7 +117,7 @@ int64_t quantized_room(const Run& run) {
   int64_t inputs = 0;
   for (int64_t i = 0; i < run.num_ops; i++)
     if (run.ops[i].kind == kQuantize) inputs = std::max(inputs, run.ops[i].quantize.size);
-  return std::min(run.tokens, kFewRows) * quantized_row_bytes(inputs);
+  return row_blocks(std::min(run.tokens, kFewRows), inputs);
 }
 
 template <typename T>
@@ -126,8 +126,8 @@ void run_ops(const Run& run, const Exact& exact) {
   const int64_t room_size = attention_room<T>(largest_head(run)), quantized_size = quantized_room(run);
   on_team(run.threads, [&](int thread, int threads) {
     std::vector<float> room(room_size);
-    std::vector<char> quantized(quantized_size);
-    Worker<T> worker(run, exact, thread, threads, room.data(), quantized.data());
+    const std::unique_ptr<RowBlock[]> quantized(new RowBlock[quantized_size]);
+    Worker<T> worker(run, exact, thread, threads, room.data(), quantized.get());
     const bool timing = run.nanoseconds && thread == 0;
     int64_t before = timing ? now() : 0;
     for (int64_t i = 0; i < run.num_ops; i++) {

@@ -2,6 +2,7 @@
 // bits on all.
 #pragma once
 
+#include "quantized_layout.h"
 #include "types.h"
 
 namespace octavo {
@@ -9,9 +10,9 @@ namespace octavo {
 struct Exact {
   const char* name;
   // Rows `first` to `last` of x to the same rows of `rows`.
-  void (*quantize)(const Quantize& op, const void* x, char* rows, int64_t first, int64_t last, int32_t dtype);
+  void (*quantize)(const Quantize& op, const void* x, RowBlock* rows, int64_t first, int64_t last, int32_t dtype);
   // Panels `first` to `last` of y, of the type that x had, from all quantised rows.
-  void (*quantized_linear)(const QuantizedLinear& op, const char* rows, void* y, int64_t tokens, int64_t first,
+  void (*quantized_linear)(const QuantizedLinear& op, const RowBlock* rows, void* y, int64_t tokens, int64_t first,
                            int64_t last, int32_t dtype);
 };
 
