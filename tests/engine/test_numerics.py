@@ -3,7 +3,7 @@ stay the same to the last bit."""
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -126,8 +126,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def told_alone(directory: Path, model: Path) -> dict[str, list[Any]]:
-    runner = make_runner(model)
+def told_alone(directory: Path, model: Path, **options: Any) -> dict[str, list[Any]]:
+    runner = make_runner(model, **options)
     alone = Situation({"prefix_caching": False})
     requests = make_requests(runner.model.vocab_size)
     return {each.request_id: told(run(directory, runner, [each], alone), each) for each in requests}
@@ -136,6 +136,11 @@ def told_alone(directory: Path, model: Path) -> dict[str, list[Any]]:
 @pytest.fixture(scope="module")
 def tiny_alone(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     return told_alone(tmp_path_factory.mktemp("alone"), tiny_model)
+
+
+@pytest.fixture(scope="module")
+def int8_alone(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    return told_alone(tmp_path_factory.mktemp("alone"), tiny_model, kv_cache_dtype="int8")
 
 
 @pytest.fixture(scope="module")
@@ -163,6 +168,13 @@ def test_a_tiny_model_answers_as_alone(
     check(tmp_path, tiny_model, tiny_alone, situation)
 
 
+@pytest.mark.parametrize("situation", SITUATIONS.values(), ids=SITUATIONS)
+def test_a_tiny_model_answers_as_alone_over_8_bits(
+    tmp_path: Path, tiny_model: Path, int8_alone: dict[str, list[Any]], situation: Situation
+) -> None:
+    check(tmp_path, tiny_model, int8_alone, replace(situation, runner={**situation.runner, "kv_cache_dtype": "int8"}))
+
+
 @pytest.mark.parametrize("name", HARD_SITUATIONS)
 def test_the_bundled_model_answers_as_alone(
     tmp_path: Path, bundled_model: Path, bundled_alone: dict[str, list[Any]], name: str
@@ -170,8 +182,9 @@ def test_the_bundled_model_answers_as_alone(
     check(tmp_path, bundled_model, bundled_alone, SITUATIONS[name])
 
 
-def test_the_comparison_would_notice(tiny_alone: dict[str, list[Any]]) -> None:
-    """Tokens vary, and logprobs are there where they are asked for."""
+def test_the_comparison_would_notice(tiny_alone: dict[str, list[Any]], int8_alone: dict[str, list[Any]]) -> None:
+    """Tokens vary, and logprobs are there where they are asked for; those over 8 bits are others."""
+    assert tiny_alone != int8_alone
     for name, (length, sampling) in REQUESTS.items():
         for tokens, logprobs, prompt_logprobs, _ in tiny_alone[name]:
             assert len(tokens) == NUM_TOKENS

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from octavo.kernels.attention_plan import AttentionPlan, DecodeGroup, PrefillTile, plan_attention
 from octavo.kernels.backend import CacheShape, GroupBatch
-from octavo.kernels.checks import check_caches, check_new_keys, check_query, check_scores
+from octavo.kernels.checks import check_caches, check_new_keys, check_query, check_scores, heads_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class TorchAttention:
 def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
     """Writes each token's key and value into its slot, in place. Arguments as in `octavo.kernels.reference`."""
     check_caches(key_cache, value_cache)
-    check_new_keys(key, value, key_cache, slot_mapping)
+    check_new_keys(key, value, heads_of(key_cache), key_cache.dtype, slot_mapping)
     block_size = key_cache.shape[1]
     places = slot_mapping // block_size, slot_mapping % block_size
     for new, cache in ((key, key_cache), (value, value_cache)):
@@ -104,7 +104,7 @@ def paged_attention(
     Raises `ValueError` on arguments that do not fit each other or the plan.
     """
     check_caches(key_cache, value_cache)
-    check_query(query, key_cache, plan.num_tokens)
+    check_query(query, heads_of(key_cache), key_cache.dtype, plan.num_tokens)
     check_scores(query, softcap, sinks)
     if key_cache.shape[1] != plan.block_size:
         raise ValueError(f"a plan for blocks of {plan.block_size} slots and a cache of {key_cache.shape[1]}")

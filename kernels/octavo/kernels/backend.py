@@ -17,6 +17,17 @@ class CacheShape:
     head_dim: int
     dtype: torch.dtype
 
+    @property
+    def width(self) -> int:
+        """Returns the elements that a token takes in a block for each KV head: of int8 with the bytes of its scales."""
+        return self.head_dim + (int8_scale_bytes(self.head_dim) if self.dtype == torch.int8 else 0)
+
+
+def int8_scale_bytes(head_dim: int) -> int:
+    """Returns the bytes of a token's scales for one KV head in a cache of int8: keys have a bf16 for every 32 elements,
+    values one fp32, and both the same room."""
+    return -(-(2 * -(-head_dim // 32)) // 4) * 4
+
 
 @dataclass(frozen=True, slots=True)
 class GroupBatch:
@@ -37,9 +48,9 @@ class GroupBatch:
 class AttentionBackend(Protocol):
     """Computes paged attention on one kind of device.
 
-    Caches are [num_blocks, block_size, kv_heads, head_dim], but the layout of the bytes inside a block is the backend's
-    own: whoever moves blocks moves them whole, and only `write` and `attend` look into them. A slot that was never
-    written may hold anything if the backend `masks_unwritten`, and must be finite if not.
+    Caches are [num_blocks, block_size, kv_heads, `CacheShape.width`], but the layout of the bytes inside a block is the
+    backend's own: whoever moves blocks moves them whole, and only `write` and `attend` look into them. A slot that was
+    never written may hold anything if the backend `masks_unwritten`, and must be finite if not.
     """
 
     name: str

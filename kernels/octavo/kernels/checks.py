@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def check_caches(key_cache: Tensor, value_cache: Tensor) -> None:
-    """Raises `ValueError` unless both are [num_blocks, block_size, kv_heads, head_dim], alike in strides too, and a
+    """Raises `ValueError` unless both are [num_blocks, block_size, kv_heads, width], alike in strides too, and a
     head's elements lie side by side."""
     if key_cache.dim() != 4:
         raise ValueError(f"a cache is [num_blocks, block_size, kv_heads, head_dim], not {list(key_cache.shape)}")
@@ -19,28 +19,37 @@ def check_caches(key_cache: Tensor, value_cache: Tensor) -> None:
         )
 
 
-def check_new_keys(key: Tensor, value: Tensor, key_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Raises `ValueError` unless `key` and `value` are [tokens, kv_heads, head_dim] for that cache, one slot each."""
-    expected = (len(slot_mapping), *key_cache.shape[2:])
+def heads_of(cache: Tensor) -> tuple[int, int]:
+    """Returns (kv_heads, head_dim) of a cache that holds nothing but elements."""
+    return cache.shape[2], cache.shape[3]
+
+
+def check_new_keys(
+    key: Tensor, value: Tensor, heads: tuple[int, int], dtype: torch.dtype, slot_mapping: Tensor
+) -> None:
+    """Raises `ValueError` unless `key` and `value` are [tokens, *heads] of `dtype`, one slot each; `heads` is
+    (kv_heads, head_dim)."""
+    expected = (len(slot_mapping), *heads)
     for name, tensor in (("key", key), ("value", value)):
-        if not (tensor.shape == expected and tensor.dtype == key_cache.dtype):
-            raise ValueError(f"{name} is {_describe(tensor)}, expected {list(expected)} {key_cache.dtype}")
+        if not (tensor.shape == expected and tensor.dtype == dtype):
+            raise ValueError(f"{name} is {_describe(tensor)}, expected {list(expected)} {dtype}")
     if not (slot_mapping.dim() == 1 and slot_mapping.dtype == torch.int64):
         raise ValueError(f"slot_mapping is {_describe(slot_mapping)}, expected [tokens] torch.int64")
 
 
-def check_query(query: Tensor, key_cache: Tensor, num_tokens: int) -> None:
-    """Raises `ValueError` unless `query` is [num_tokens, query_heads, head_dim] with whole groups per KV head."""
+def check_query(query: Tensor, heads: tuple[int, int], dtype: torch.dtype, num_tokens: int) -> None:
+    """Raises `ValueError` unless `query` is [num_tokens, query_heads, head_dim] of `dtype` with whole groups per KV
+    head; `heads` is (kv_heads, head_dim)."""
     if query.dim() != 3:
         raise ValueError(f"query is [tokens, query_heads, head_dim], not {list(query.shape)}")
-    tokens, heads, head_dim = query.shape
-    kv_heads = key_cache.shape[2]
+    tokens, query_heads, head_dim = query.shape
+    kv_heads, expected = heads
     if tokens != num_tokens:
         raise ValueError(f"query has {tokens} rows for sequences of {num_tokens} query tokens in all")
-    if not (head_dim == key_cache.shape[3] and query.dtype == key_cache.dtype):
-        raise ValueError(f"query {_describe(query)} does not fit a cache {_describe(key_cache)}")
-    if heads % kv_heads != 0:
-        raise ValueError(f"{heads} query heads do not share {kv_heads} KV heads evenly")
+    if not (head_dim == expected and query.dtype == dtype):
+        raise ValueError(f"query {_describe(query)} does not fit a cache for heads of {expected} and {dtype}")
+    if query_heads % kv_heads != 0:
+        raise ValueError(f"{query_heads} query heads do not share {kv_heads} KV heads evenly")
 
 
 def check_lengths(

@@ -20,12 +20,15 @@ class AttentionChoice:
     reason: str | None
 
 
-def choose_attention(shape: CacheShape, device: torch.device, *, exact: bool = False) -> AttentionChoice:
+def choose_attention(
+    shape: CacheShape, device: torch.device, dtype: torch.dtype | None = None, *, exact: bool = False
+) -> AttentionChoice:
     """Chooses Octavo's own kernels where they serve `shape`, on the CPU if they were compiled and on a GPU if there is
     Triton; else torch.
 
-    With `exact` it chooses GPU kernels whose result for a token does not depend on what is computed beside it; the
-    CPU's kernels are always so.
+    `dtype` is the computation's, None for the cache's: on a CPU only Octavo's own kernels take another. With `exact` it
+    chooses GPU kernels whose result for a token does not depend on what is computed beside it; the CPU's kernels are
+    always so.
     """
     fallback = TorchAttention(shape, device)
     if device.type != "cpu":
@@ -34,9 +37,10 @@ def choose_attention(shape: CacheShape, device: torch.device, *, exact: bool = F
         library = load()
     except NativeUnavailable as error:
         return AttentionChoice(fallback, str(error))
-    if reason := obstacle(shape):
+    computed = shape.dtype if dtype is None else dtype
+    if reason := obstacle(shape, computed):
         return AttentionChoice(fallback, reason)
-    return AttentionChoice(NativeAttention(library, shape), None)
+    return AttentionChoice(NativeAttention(library, shape, computed), None)
 
 
 def _choose_gpu_attention(

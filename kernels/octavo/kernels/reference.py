@@ -19,6 +19,7 @@ from octavo.kernels.checks import (
     check_scores,
     check_slopes,
     check_window,
+    heads_of,
 )
 
 
@@ -30,7 +31,7 @@ def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache
     shapes or dtypes.
     """
     check_caches(key_cache, value_cache)
-    check_new_keys(key, value, key_cache, slot_mapping)
+    check_new_keys(key, value, heads_of(key_cache), key_cache.dtype, slot_mapping)
     block_size = key_cache.shape[1]
     for token, slot in enumerate(slot_mapping.tolist()):
         block, offset = divmod(slot, block_size)
@@ -63,7 +64,7 @@ def paged_attention(
     `query`'s shape and dtype. Raises `ValueError` on arguments that do not fit each other.
     """
     check_caches(key_cache, value_cache)
-    check_query(query, key_cache, sum(query_lens))
+    check_query(query, heads_of(key_cache), key_cache.dtype, sum(query_lens))
     check_lengths(block_tables, context_lens, query_lens, key_cache.shape[1])
     check_window(window)
     check_scores(query, softcap, sinks)

@@ -2,7 +2,8 @@
 that the weights stand for."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -140,11 +141,19 @@ def gated(weight: Tensor, bias: Tensor | None, activation: str, *, numbers: bool
     return GatedLinear(parts(weight, "q8_0", "q4_0"), bias, activation, kind=LinearKind.PLAIN if numbers else None)
 
 
-def runner_of(directory: Path, *, numbers: bool) -> ModelRunner:
-    """One whose linear layers are quantised, or of the numbers that these stand for."""
+@contextmanager
+def quantized_layers(*, numbers: bool) -> Iterator[None]:
+    """Lets models that are loaded meanwhile have linear layers that are quantised, or of the numbers that these stand
+    for."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(llama, "Linear", functools.partial(linear, numbers=numbers))
         patch.setattr(llama, "GatedLinear", functools.partial(gated, numbers=numbers))
+        yield
+
+
+def runner_of(directory: Path, *, numbers: bool) -> ModelRunner:
+    """One whose linear layers are quantised, or of the numbers that these stand for."""
+    with quantized_layers(numbers=numbers):
         return ModelRunner(directory, ModelSettings(dtype="float32", num_blocks=64, num_cpu_blocks=0, threads=1))
 
 

@@ -36,6 +36,14 @@ def test_every_layer_is_in_one_group_of_its_window(windows: list[int]) -> None:
     assert all(windows[layer] == group.window for group in groups for layer in group.layers)
 
 
+@pytest.mark.parametrize(("head_dim", "scales"), [(16, 4), (64, 4), (80, 8), (96, 8), (128, 8), (256, 16)])
+def test_a_token_of_8_bits_takes_its_scales_too(head_dim: int, scales: int) -> None:
+    layout = KVLayout(group_layers([0, 0]), 16, num_kv_heads=3, head_dim=head_dim, dtype=torch.int8)
+    assert layout.bytes_per_token == 2 * 2 * 3 * (head_dim + scales)
+    assert layout.bytes_per_block == 16 * layout.bytes_per_token
+    assert layout.shape(7) == (7, 2, 2, 16, 3, head_dim + scales)
+
+
 def test_the_room_that_a_group_does_not_fill_is_counted() -> None:
     layout = KVLayout(group_layers([0, 0, 8, 0, 8]), 16, num_kv_heads=2, head_dim=4, dtype=torch.float32)
     assert layout.layers_per_group == 2

@@ -1,5 +1,6 @@
 """The real bundled model through the runner, token by token against `generate` of transformers in fp32."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from octavo.testbed.models import (
     transformers_greedy,
 )
 from octavo.testing.depth import deep
+from octavo.testing.native import loaded
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import KVGroup
 from octavo.worker.model_settings import ModelSettings
@@ -134,14 +136,26 @@ def test_a_memory_budget_sets_the_number_of_blocks(bundled_model: Path) -> None:
     assert runner.num_blocks == 10_000_000 // (16 * 2 * 30 * 192 * 2)
 
 
+def test_8_bits_hold_nearly_twice_as_much_in_the_same_memory(bundled_model: Path) -> None:
+    loaded()
+    memory = ModelSettings(kv_cache_memory=20_000_000)
+    plain, narrow = (ModelRunner(bundled_model, replace(memory, kv_cache_dtype=name)) for name in ("auto", "int8"))
+    assert narrow.kv_bytes_per_token == 2 * 30 * 3 * (64 + 4)
+    assert narrow.num_blocks == 20_000_000 // (16 * narrow.kv_bytes_per_token)
+    assert narrow.num_blocks > 1.87 * plain.num_blocks
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"dtype": "bfloat16", "kv_cache_dtype": "float32"}, "in bfloat16 they keep .* bfloat16 and int8, not float32"),
+        ({"kv_cache_dtype": "int8", "block_size": 8}, "--kv-cache-dtype int8 needs Octavo's own kernels: they want bl"),
         ({"dtype": "int8"}, "'int8' is no dtype"),
         ({"dtype": "float16"}, "float16 is slow"),
     ],
 )
 def test_options_that_cannot_be_are_refused(bundled_model: Path, options: dict[str, Any], message: str) -> None:
+    loaded()
     with pytest.raises(ModelRunnerError, match=message):
         ModelRunner(bundled_model, ModelSettings(**options))
 

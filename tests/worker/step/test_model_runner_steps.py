@@ -25,6 +25,7 @@ from octavo.testbed.models import (
     run_step,
     write_tiny_model,
 )
+from octavo.testing.native import loaded
 from octavo.wire.base import NULL_BLOCK
 from octavo.wire.sampling import BeamSearch, EarlyStopping, SamplingParams
 from octavo.wire.steps import BlockMove, BlockMoves
@@ -50,8 +51,11 @@ CONFIGS = {
         layer_types=["sliding_attention", "full_attention"] * 2,
     ),
 }
-# The first is torch's to attend over, the second that of Octavo's own kernels where they are compiled.
-BLOCK_SIZES = [4, 16]
+# Block sizes and types of the cache: the first is torch's to attend over, the others are for Octavo's own kernels where
+# they are compiled.
+CACHES = [(4, "auto"), (16, "auto"), (16, "int8"), (32, "int8"), (16, "bfloat16")]
+# What logprobs may be off by, by the type of the cache.
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-2, torch.int8: 5e-2}
 PROMPTS = [list(range(50, 80)), [3, 1, 4, 1, 5, 9, 2, 6], [7]]
 SAMPLED = SamplingParams(temperature=1.0, seed=5, max_tokens=64)
 
@@ -63,9 +67,17 @@ def tiny_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return directory, write_tiny_model(directory, CONFIGS[request.param])
 
 
-@pytest.fixture(name="runner", params=BLOCK_SIZES)
+@pytest.fixture(name="runner", params=CACHES)
 def tiny_runner(tiny: tuple[Path, Any], request: pytest.FixtureRequest) -> ModelRunner:
-    return fp32_runner(tiny[0], block_size=request.param, num_blocks=128, num_cpu_blocks=64, threads=1)
+    block_size, kv_cache_dtype = request.param
+    if kv_cache_dtype != "auto":
+        loaded()
+    options: dict[str, Any] = {"num_blocks": 128, "num_cpu_blocks": 64, "threads": 1, "block_size": block_size}
+    return fp32_runner(tiny[0], kv_cache_dtype=kv_cache_dtype, **options)
+
+
+def tolerance(runner: ModelRunner) -> float:
+    return TOLERANCE[runner._layout.dtype]
 
 
 def spoil(runner: ModelRunner, block_ids: list[int]) -> None:
@@ -73,7 +85,8 @@ def spoil(runner: ModelRunner, block_ids: list[int]) -> None:
     with torch.inference_mode():
         for layer in runner._kv_cache.layers:
             for tensor in (layer.keys, layer.values):
-                tensor[block_ids] = torch.nan
+                # Of 8 bits, scales that are no numbers.
+                tensor[block_ids] = torch.nan if tensor.is_floating_point() else -1
 
 
 def change_blocks(sequence: WorkerSequence, changed: dict[int, int]) -> None:
@@ -194,8 +207,8 @@ def test_beams_get_the_likeliest_tokens(runner: ModelRunner, tiny: tuple[Path, A
         logprobs = tiny[1](torch.tensor([PROMPTS[0]])).logits[0, -1].log_softmax(dim=-1)
     [candidates] = output.candidates
     assert output.sampled == []
-    assert candidates.token_ids == logprobs.topk(6).indices.tolist()
-    assert candidates.logprobs == pytest.approx(logprobs.topk(6).values.tolist(), abs=1e-3)
+    assert candidates.logprobs == pytest.approx(logprobs.topk(6).values.tolist(), abs=tolerance(runner))
+    assert candidates.logprobs == pytest.approx(logprobs[candidates.token_ids].tolist(), abs=tolerance(runner))
 
 
 @pytest.mark.parametrize("budget", [2048, 7])
@@ -218,11 +231,13 @@ def test_prompt_logprobs_are_those_of_transformers(
     assert sorted(found) == list(range(1, len(prompt)))
     for position, logprobs in found.items():
         row = expected[position - 1]
-        assert logprobs.logprob == pytest.approx(float(row[prompt[position]]), abs=1e-3)
+        assert logprobs.logprob == pytest.approx(float(row[prompt[position]]), abs=tolerance(runner))
         # Some are as good as equal.
-        least, most = (int((row > row[prompt[position]] + margin).sum()) for margin in (1e-4, -1e-4))
+        margin = tolerance(runner) / 10 if runner._layout.dtype == torch.float32 else 2 * tolerance(runner)
+        least, most = (int((row > row[prompt[position]] + by).sum()) for by in (margin, -margin))
         assert least < logprobs.rank <= most
-        assert logprobs.top_token_ids == row.topk(2).indices.tolist()
+        top = row[logprobs.top_token_ids].tolist()
+        assert top == pytest.approx(row.topk(2).values.tolist(), abs=margin)
 
 
 def test_prompt_logprobs_do_not_change_what_is_generated(runner: ModelRunner) -> None:

@@ -122,6 +122,13 @@ def test_logits_and_tokens_are_those_of_one_rank(name: str, sizes: tuple[int, ..
     assert_like_one_rank(tmp_path, sizes)
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_cache_of_8_bits_holds_each_ranks_heads(size: int, tmp_path: Path) -> None:
+    loaded()
+    write_tiny_model(tmp_path, CONFIGS["shares that differ"])
+    assert_like_one_rank(tmp_path, (size,), kept=torch.int8)
+
+
 @pytest.mark.parametrize("size", [2, 4])
 def test_bfloat16_strays_hardly_further_than_on_one_rank(size: int, tmp_path: Path) -> None:
     write_tiny_model(tmp_path, Gemma2Config(**SIZES, sliding_window=20))

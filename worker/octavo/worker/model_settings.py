@@ -4,6 +4,8 @@ import math
 import re
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import chain
+from types import MappingProxyType
 from typing import Annotated, Literal
 
 from octavo.runtime.models.directory import BUNDLED_MODEL
@@ -22,8 +24,9 @@ DEFAULT_BLOCK_SIZE = 16
 DEFAULT_FAKE_BLOCKS = 1024
 DEFAULT_FAKE_WINDOWS = (0,)
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-# The dtypes of keys and values; `auto`: the dtype of the computation.
-KV_CACHE_DTYPES = ("auto", "fp8")
+# The dtypes of keys and values that a device may be asked for; `auto`: the dtype of the computation.
+_KV_CACHE_DTYPES = MappingProxyType({"cpu": ("bfloat16", "float32", "int8"), "cuda": ("fp8",)})
+KV_CACHE_DTYPES = ("auto", *chain(*_KV_CACHE_DTYPES.values()))
 
 _COUNT = Whole(at_least=1)
 _MOST_BLOCKS = 2**31 - 1
@@ -79,14 +82,15 @@ class ModelSettings:
     ] = "cpu"
     dtype: Annotated[
         str,
-        Option("--dtype", "Type of the computation, and of the KV cache.", OneOf(DTYPES)),
+        Option("--dtype", "Type of the computation, and of the KV cache unless that has its own.", OneOf(DTYPES)),
     ] = "auto"
     quantization: Annotated[str, QUANTIZATION] = "none"
     kv_cache_dtype: Annotated[
         str,
         Option(
             "--kv-cache-dtype",
-            "Another type for the KV cache: fp8 (e4m3) holds twice as many tokens as bfloat16, on a GPU.",
+            "Another type for the KV cache: int8 on a CPU and fp8 (e4m3) on a GPU hold about twice as many tokens as"
+            " bfloat16; bfloat16 and float32, on a CPU, are apart from the computation's.",
             OneOf(KV_CACHE_DTYPES),
         ),
     ] = "auto"
@@ -237,8 +241,7 @@ class ModelSettings:
             raise ConfigError(
                 f"num_cpu_blocks is {self.num_cpu_blocks}; it must be at most num_blocks, {self.num_blocks}"
             )
-        if self.kv_cache_dtype != "auto" and self.device != "cuda":
-            raise ConfigError(f"a KV cache of {self.kv_cache_dtype} is for --device cuda; drop it on {self.device}")
+        self._check_kv_cache_dtype()
         if self.quantization != "none" and self.device != "cpu":
             raise ConfigError(f"--quantization {self.quantization} is for --device cpu; drop it on {self.device}")
         self._check_fake()
@@ -259,6 +262,15 @@ class ModelSettings:
     def is_local_follower(self) -> bool:
         """Tells whether the first rank has started this one, and speaks for it."""
         return bool(self.tp_rank) and (self.tp_rendezvous or "").startswith(LOCAL_SCHEME)
+
+    def _check_kv_cache_dtype(self) -> None:
+        here = ("auto", *_KV_CACHE_DTYPES.get(self.device, ()))
+        if self.kv_cache_dtype in KV_CACHE_DTYPES and self.kv_cache_dtype not in here:
+            [device] = (device for device, dtypes in _KV_CACHE_DTYPES.items() if self.kv_cache_dtype in dtypes)
+            raise ConfigError(
+                f"a KV cache of {self.kv_cache_dtype} is for --device {device}; on {self.device}, --kv-cache-dtype"
+                f" takes {', '.join(here)}"
+            )
 
     def _check_ranks(self) -> None:
         if not 1 <= self.tp <= MAX_RANKS:

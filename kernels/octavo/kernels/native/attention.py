@@ -18,11 +18,13 @@ from octavo.kernels.checks import (
     check_window,
 )
 from octavo.kernels.native.library import NativeLibrary
-from octavo.kernels.native.structs import DTYPES, AttentionOp, GroupStep, LayerCachePointers
+from octavo.kernels.native.structs import CACHE_DTYPES, DTYPES, AttentionOp, GroupStep, LayerCachePointers
 
 # Tokens that one thread attends for at a time: enough to make use of keys in its cache, few enough to share out.
 _UNIT_TOKENS = 16
 _LANES = 16
+# Elements of a head whose products' sums a 32-bit integer holds.
+_MOST_CODES = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +44,30 @@ class NativeStep:
 
 class NativeAttention:
     """Computes attention for decode and prefill alike by one kernel; a row's result depends neither on the rows beside
-    it nor on how a prompt is cut into chunks."""
+    it nor on how a prompt is cut into chunks.
+
+    `dtype` is that of queries, new keys and values, and the result. With `exact` the bits are the same on every
+    instruction set; with a cache of int8 they always are.
+    """
 
     masks_unwritten = True
 
-    def __init__(self, library: NativeLibrary, shape: CacheShape) -> None:
-        """Raises `ValueError` if `obstacle` names one."""
-        if reason := obstacle(shape):
+    def __init__(
+        self, library: NativeLibrary, shape: CacheShape, dtype: torch.dtype | None = None, *, exact: bool = False
+    ) -> None:
+        """Takes `dtype` None for the cache's. Raises `ValueError` if `obstacle` names one."""
+        self.dtype = shape.dtype if dtype is None else dtype
+        self.exact = exact
+        if reason := obstacle(shape, self.dtype):
             raise ValueError(reason)
         self.name = f"native {library.variant}"
         self._functions = library.functions
         self._shape = shape
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """Returns the dtype of keys and values in their blocks."""
+        return self._shape.dtype
 
     def step(self, batch: GroupBatch) -> NativeStep:
         shape = self._shape
@@ -86,7 +101,8 @@ class NativeAttention:
         return int(largest)
 
     def write(self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, step: NativeStep) -> None:
-        check_new_keys(key, value, key_cache, step.slot_mapping)
+        shape = self._shape
+        check_new_keys(key, value, (shape.num_kv_heads, shape.head_dim), self.dtype, step.slot_mapping)
         self.check(key_cache, value_cache, step)
         cache = cache_pointers(key_cache, value_cache)
         key, value = _rows(key), _rows(value)
@@ -114,7 +130,7 @@ class NativeAttention:
         softcap: float = 0.0,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        check_query(query, key_cache, step.num_tokens)
+        check_query(query, (self._shape.num_kv_heads, self._shape.head_dim), self.dtype, step.num_tokens)
         check_scores(query, softcap, sinks)
         self.check(key_cache, value_cache, step)
         cache = cache_pointers(key_cache, value_cache)
@@ -131,6 +147,7 @@ class NativeAttention:
             output.stride(0),
             scale,
             softcap,
+            self.exact,
         )
         self._functions.octavo_attend(
             byref(op),
@@ -149,7 +166,7 @@ class NativeAttention:
         if not key_cache[:1].is_contiguous():
             raise ValueError(f"a block of strides {key_cache.stride()[1:]} has gaps; it must be contiguous")
         shape = self._shape
-        expected = (shape.block_size, shape.num_kv_heads, shape.head_dim)
+        expected = (shape.block_size, shape.num_kv_heads, shape.width)
         if key_cache.shape[1:] != expected or key_cache.dtype != shape.dtype:
             raise ValueError(f"a cache {list(key_cache.shape)} {key_cache.dtype} for blocks of {list(expected)}")
         if step.largest_block >= len(key_cache):
@@ -158,18 +175,28 @@ class NativeAttention:
 
 def cache_pointers(key_cache: Tensor, value_cache: Tensor) -> LayerCachePointers:
     """Returns pointers to the caches of one layer; the pointers hold as long as the tensors."""
-    return LayerCachePointers(key_cache.data_ptr(), value_cache.data_ptr(), key_cache.stride(0))
+    dtype = CACHE_DTYPES[key_cache.dtype]
+    return LayerCachePointers(key_cache.data_ptr(), value_cache.data_ptr(), key_cache.stride(0), dtype)
 
 
-def obstacle(shape: CacheShape) -> str | None:
-    """Returns the reason why the kernels cannot serve a cache of this shape, or None if they can."""
-    if shape.dtype not in DTYPES:
-        return f"they compute in float32 and bfloat16, not {str(shape.dtype).removeprefix('torch.')}"
+def obstacle(shape: CacheShape, dtype: torch.dtype) -> str | None:
+    """Returns the reason why the kernels cannot compute in `dtype` over a cache of this shape, or None if they can."""
+    if dtype not in DTYPES:
+        return f"they compute in float32 and bfloat16, not {_name(dtype)}"
+    if shape.dtype not in CACHE_DTYPES or (dtype, shape.dtype) == (torch.bfloat16, torch.float32):
+        kept = "bfloat16 and int8" if dtype == torch.bfloat16 else "float32, bfloat16 and int8"
+        return f"in {_name(dtype)} they keep keys and values as {kept}, not {_name(shape.dtype)}"
     if shape.block_size % _LANES:
         return f"they want blocks of a multiple of {_LANES} tokens, not {shape.block_size}"
     if shape.head_dim % _LANES:
         return f"they want heads of a multiple of {_LANES} elements, not {shape.head_dim}"
+    if shape.dtype == torch.int8 and shape.head_dim > _MOST_CODES:
+        return f"in int8 they keep heads of {_MOST_CODES} elements at most, not {shape.head_dim}"
     return None
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _integers(name: str, tensor: Tensor) -> Tensor:

@@ -124,7 +124,9 @@ def _compile_variant(compiler: str, item: tuple[str, str], folder: Path) -> Path
     """Compiles one source of one variant, and returns the object."""
     variant, source = item
     flags = [*_FLAGS, *_variants()[variant], *_VARIANT_SOURCES[source]]
-    defines = [f"-DOCTAVO_VARIANT={variant}", f'-DOCTAVO_VARIANT_NAME="{variant}"']
+    # What both sources compile must not pass for each other's.
+    space = variant if source == "variant.cpp" else f"{variant}_exact"
+    defines = [f"-DOCTAVO_VARIANT={space}", f'-DOCTAVO_VARIANT_NAME="{variant}"']
     target = folder / f"{Path(source).stem}_{variant}.o"
     _run([compiler, *flags, *defines, "-c", str(SOURCES / source), "-o", str(target)])
     return target

@@ -9,23 +9,27 @@ from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.native.structs import DTYPES, Epilogue, NormOp
 
 
-def norm_op(weight: Tensor, eps: float, *, x_stride: int, y_stride: int, added: float | None = None) -> NormOp:
+def norm_op(
+    weight: Tensor, eps: float, *, x_stride: int, y_stride: int, added: float | None = None, exact: bool = False
+) -> NormOp:
     """Returns the operation that stores x / rms(x) * weight over rows of len(weight), or y + `added` times that.
-    `weight` is fp32 and must outlive the operation. Raises `ValueError` on another weight."""
+    `weight` is fp32 and must outlive the operation. With `exact`, rows of fp32 get the same bits on every instruction
+    set. Raises `ValueError` on another weight."""
     if weight.dtype != torch.float32 or not weight.is_contiguous():
         raise ValueError(f"a norm's weight is fp32 without gaps, not {weight.dtype} of strides {weight.stride()}")
     epilogue = Epilogue.STORE if added is None else Epilogue.ADD
-    return NormOp(weight.data_ptr(), len(weight), x_stride, y_stride, eps, 1.0 if added is None else added, epilogue)
+    scale = 1.0 if added is None else added
+    return NormOp(weight.data_ptr(), len(weight), x_stride, y_stride, eps, scale, epilogue, exact)
 
 
-def rms_norm(library: NativeLibrary, inputs: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(library: NativeLibrary, inputs: Tensor, weight: Tensor, eps: float, *, exact: bool = False) -> Tensor:
     """Returns the norm of each row of `inputs` ([rows, size], fp32 or bf16), in the inputs' dtype, computed in fp32.
-    `weight`: [size] fp32. Raises `ValueError` on inputs that do not fit."""
+    `weight`: [size] fp32; `exact`: as in `norm_op`. Raises `ValueError` on inputs that do not fit."""
     if inputs.shape[1:] != weight.shape or inputs.dtype not in DTYPES:
         raise ValueError(f"inputs {list(inputs.shape)} {inputs.dtype} for a norm over {len(weight)}")
     inputs = inputs.contiguous()
     outputs = torch.empty_like(inputs)
-    op = norm_op(weight, eps, x_stride=len(weight), y_stride=len(weight))
+    op = norm_op(weight, eps, x_stride=len(weight), y_stride=len(weight), exact=exact)
     library.functions.octavo_norm(
         byref(op),
         inputs.data_ptr(),

@@ -6,6 +6,8 @@ from enum import IntEnum
 import torch
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+# Those of keys and values.
+CACHE_DTYPES = {**DTYPES, torch.int8: 2}
 
 
 class Epilogue(IntEnum):
@@ -95,6 +97,7 @@ class NormOp(Structure):
         ("eps", c_float),
         ("scale", c_float),
         ("epilogue", c_int32),
+        ("exact", c_int32),
     )
 
 
@@ -110,6 +113,7 @@ class RopeWriteOp(Structure):
         ("head_dim", c_int64),
         ("x_stride", c_int64),
         ("eps", c_float),
+        ("exact", c_int32),
     )
 
 
@@ -123,11 +127,12 @@ class AttentionOp(Structure):
         ("y_stride", c_int64),
         ("scale", c_float),
         ("softcap", c_float),
+        ("exact", c_int32),
     )
 
 
 class LayerCachePointers(Structure):
-    _fields_ = (("keys", c_void_p), ("values", c_void_p), ("block_stride", c_int64))
+    _fields_ = (("keys", c_void_p), ("values", c_void_p), ("block_stride", c_int64), ("dtype", c_int32))
 
 
 class GroupStep(Structure):

@@ -130,7 +130,8 @@ def run_ranks(size: int, work: Callable[[ThreadGroup], T]) -> list[T]:
 
 class RankRunner:
     """One rank's share of the model in `directory` with its cache, on the CPU; it computes the steps that all ranks
-    are given. `make_attention`, if given, makes what computes attention; `options` are those of `load_model`."""
+    are given. `kept`, if given, is the cache's dtype; `make_attention`, if given, makes what computes attention;
+    `options` are those of `load_model`."""
 
     def __init__(
         self,
@@ -138,6 +139,7 @@ class RankRunner:
         group: ThreadGroup,
         *,
         dtype: torch.dtype = torch.float32,
+        kept: torch.dtype | None = None,
         num_blocks: int = 64,
         make_attention: Callable[[CacheShape, torch.device], AttentionBackend] | None = None,
         **options: Any,
@@ -145,8 +147,8 @@ class RankRunner:
         device = torch.device("cpu")
         self.group = group
         self.model = load_model(directory, dtype=dtype, device=device, group=group, **options)
-        layout = KVLayout.of(self.model.config, _BLOCK_SIZE, dtype)
-        make_attention = make_attention or (lambda shape, device: choose_attention(shape, device).attention)
+        layout = KVLayout.of(self.model.config, _BLOCK_SIZE, kept or dtype)
+        make_attention = make_attention or (lambda shape, device: choose_attention(shape, device, dtype).attention)
         self.attention = make_attention(layout.cache_shape, device)
         self.decoder = compiled(self.model, self.attention)
         self._groups = [KVGroup(each.window) for each in layout.groups]

@@ -9,6 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 
 from octavo.testbed.models import fp32_runner, generate, last_logits, transformers_greedy
+from octavo.testing.native import loaded
 from octavo.testing.small.architecture_trial import TOLERANCE, max_logit_error, write_random_model
 from octavo.testing.small.tiny_configs import causal_class, tiny_config
 from octavo.worker.model_settings import ModelSettings
@@ -61,6 +62,17 @@ def test_logits_and_tokens_are_those_of_transformers(model_type: str, windows: l
     tokens = [transformers_greedy(model, prompt, 10) for prompt in PROMPTS]
     assert generate(runner, PROMPTS, 10, budget=13) == tokens
     assert generate(runner, PROMPTS, 10) == tokens
+
+
+@pytest.mark.parametrize("model_type", ["gemma2", "gpt_oss"])
+def test_a_cache_of_8_bits_serves_transformers_models_too(model_type: str, tmp_path: Path) -> None:
+    """With windows, soft caps and sinks."""
+    loaded()
+    model = write_tiny(tmp_path, model_type)
+    runner = fp32_runner(tmp_path, num_blocks=128, threads=1, model_impl="transformers", kv_cache_dtype="int8")
+    assert runner._layout.dtype == torch.int8
+    assert 0 < max_logit_error(runner, model) <= 0.1
+    assert generate(runner, PROMPTS, 10, budget=13) == generate(runner, PROMPTS, 10)
 
 
 def without_softcap(attention: Any) -> None:

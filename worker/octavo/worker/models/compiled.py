@@ -36,6 +36,7 @@ from octavo.worker.models.fused import FusedLlama
 from octavo.worker.models.layers import Attention, DecoderLayer, RMSNorm, ShardedRMSNorm
 from octavo.worker.models.linear import GatedLinear, Linear, LinearKind, NativePart
 from octavo.worker.models.llama import LlamaModel
+from octavo.worker.models.rotary import RotaryConfig, RotaryTable
 
 
 class Buffer(IntEnum):
@@ -64,14 +65,15 @@ class Program:
     """Holds the operations of all layers.
 
     `ops` come in their order; `labels` name them in a profile; `widths` holds the elements of a row of each `Buffer`;
-    `reductions` come between operations if several ranks share the model. The program points into the model's weights:
-    the model must outlive it.
+    `reductions` come between operations if several ranks share the model. The program points into the model's weights,
+    which must outlive it, and into `tables`, by rotary embedding.
     """
 
     ops: list[Op]
     labels: list[str]
     widths: list[int]
     reductions: list[Reduction]
+    tables: dict[RotaryConfig, RotaryTable]
 
 
 def obstacle(model: LlamaModel) -> str | None:
@@ -86,10 +88,20 @@ def obstacle(model: LlamaModel) -> str | None:
     return None
 
 
-def compile_layers(model: LlamaModel) -> Program:
+def _has_quantized(model: LlamaModel) -> bool:
+    """Tells whether any layer multiplies by quantised weights."""
+    return any(
+        linear.kind is LinearKind.QUANTIZED
+        for layer in model.layers
+        for linear in (layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down)
+    )
+
+
+def compile_layers(model: LlamaModel, *, exact: bool = False) -> Program:
     """Compiles all layers of `model`, from embeddings to the last hidden states, both in `Buffer.HIDDEN`.
 
-    Raises `ValueError` if `obstacle` names one.
+    With `exact`, what stands between products of weights has the same bits on every instruction set. Raises
+    `ValueError` if `obstacle` names one.
     """
     if reason := obstacle(model):
         raise ValueError(reason)
@@ -102,10 +114,24 @@ def compile_layers(model: LlamaModel) -> Program:
         config.intermediate_size,
         0,
     ]
-    compiler = _Compiler(widths, sharded=model.group.size > 1)
+    compiler = _Compiler(widths, model.group.size > 1, exact, _tables(model, exact=exact))
     for index, layer in enumerate(model.layers):
-        compiler.layer(index, layer)
-    return Program(compiler.ops, compiler.labels, widths, compiler.reductions)
+        compiler.layer(index, layer, config.rotaries[index])
+    return Program(compiler.ops, compiler.labels, widths, compiler.reductions, compiler.tables)
+
+
+def _tables(model: LlamaModel, *, exact: bool) -> dict[RotaryConfig, RotaryTable]:
+    """Returns the tables of `model` by rotary embedding, computed anew if they must be `exact`."""
+    given = {
+        rotary: layer.attention.rotary
+        for rotary, layer in zip(model.config.rotaries, model.layers, strict=True)
+        if rotary is not None and layer.attention.rotary is not None
+    }
+    if not exact:
+        return given
+    return {
+        rotary: RotaryTable.of(rotary, len(table.cos), table.cos.device, exact=True) for rotary, table in given.items()
+    }
 
 
 @dataclass
@@ -114,15 +140,17 @@ class _Compiler:
 
     widths: list[int]
     sharded: bool
+    exact: bool
+    tables: dict[RotaryConfig, RotaryTable]
     ops: list[Op] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
     reductions: list[Reduction] = field(default_factory=list)
 
-    def layer(self, index: int, layer: DecoderLayer) -> None:
+    def layer(self, index: int, layer: DecoderLayer, rotary: RotaryConfig | None) -> None:
         scale = layer.residual_scale
         attention, mlp = layer.attention, layer.mlp
         self._linear("qkv", attention.qkv, self._normed(layer.input_norm), Buffer.QKV)
-        self._attention(index, attention)
+        self._attention(index, attention, None if rotary is None else self.tables[rotary])
         self._residual("output", attention.output, Buffer.ATTENDED, layer.attention_output_norm, scale)
         self._linear("gate_up", mlp.gate_up, self._normed(layer.post_attention_norm), Buffer.GATED)
         self._residual("down", mlp.down, Buffer.GATED, layer.mlp_output_norm, scale)
@@ -144,14 +172,15 @@ class _Compiler:
         if norm is not None:
             self._norm("norm", norm, (Buffer.SCRATCH, 0), (Buffer.HIDDEN, 0), added=scale)
 
-    def _attention(self, index: int, attention: Attention) -> None:
+    def _attention(self, index: int, attention: Attention, table: RotaryTable | None) -> None:
         head_dim = attention.head_dim
         q_norm, k_norm = _norms(attention)
         for norm, first in ((q_norm, 0), (k_norm, attention.num_heads)):
             if norm is not None and len(norm.weight) != head_dim:
                 place = (Buffer.QKV, first * head_dim)
                 self._norm("norm", norm, place, place)
-        self._append("rope_write", (Buffer.QKV, 0), (Buffer.QKV, 0), layer=index, rope_write=self._rope(attention))
+        rope = self._rope(attention, table)
+        self._append("rope_write", (Buffer.QKV, 0), (Buffer.QKV, 0), layer=index, rope_write=rope)
         op = AttentionOp(
             None,
             attention.num_heads,
@@ -161,11 +190,11 @@ class _Compiler:
             self.widths[Buffer.ATTENDED],
             attention.scale,
             attention.softcap,
+            self.exact,
         )
         self._append("attention", (Buffer.QKV, 0), (Buffer.ATTENDED, 0), layer=index, attention=op)
 
-    def _rope(self, attention: Attention) -> RopeWriteOp:
-        rotary = attention.rotary
+    def _rope(self, attention: Attention, rotary: RotaryTable | None) -> RopeWriteOp:
         per_head = [
             norm if norm is not None and len(norm.weight) == attention.head_dim else None for norm in _norms(attention)
         ]
@@ -179,6 +208,7 @@ class _Compiler:
             attention.head_dim,
             self.widths[Buffer.QKV],
             next((norm.eps for norm in per_head if norm is not None), 0.0),
+            self.exact,
         )
 
     def _norm(
@@ -190,7 +220,7 @@ class _Compiler:
         added: float | None = None,
     ) -> None:
         strides = self.widths[source[0]], self.widths[target[0]]
-        op = norm_op(norm.weight, norm.eps, x_stride=strides[0], y_stride=strides[1], added=added)
+        op = norm_op(norm.weight, norm.eps, x_stride=strides[0], y_stride=strides[1], added=added, exact=self.exact)
         self._append(label, source, target, norm=op)
 
     def _linear(
@@ -233,14 +263,16 @@ def _norms(attention: Attention) -> tuple[RMSNorm | None, RMSNorm | None]:
 class CompiledLlama:
     """An `octavo.worker.models.decoder.Decoder` on Octavo's own CPU kernels, with the results of `model`.
 
-    `op_times` adds up the nanoseconds of each kind of operation while `profiling`. Raises `ValueError` if there is no
+    With `exact`, all but the products of weights has the same bits on every instruction set. `op_times` adds up the
+    nanoseconds of each kind of operation while `profiling`. Raises `ValueError` if there is no
     program for `model`.
     """
 
-    def __init__(self, model: LlamaModel, library: NativeLibrary) -> None:
+    def __init__(self, model: LlamaModel, library: NativeLibrary, *, exact: bool = False) -> None:
         self._model = model
         self._library = library
-        self._program = compile_layers(model)
+        self._exact = exact
+        self._program = compile_layers(model, exact=exact)
         self._ops = (Op * len(self._program.ops))(*self._program.ops)
         self._positions = min((len(table.cos) for table in model.rotary_tables), default=1 << 62)
         self._workspace: list[Tensor] = []
@@ -259,7 +291,7 @@ class CompiledLlama:
         hidden = self._model.embed(step.input_ids)
         self._run(step, hidden)
         norm = self._model.norm
-        return rms_norm(self._library, hidden.index_select(0, step.rows), norm.weight, norm.eps)
+        return rms_norm(self._library, hidden.index_select(0, step.rows), norm.weight, norm.eps, exact=self._exact)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Computes the logits of hidden states from `forward`, [rows, vocab_size] fp32.
@@ -352,5 +384,9 @@ def compiled(model: Decoder, attention: AttentionBackend, *, exact: bool = False
     if not isinstance(model, LlamaModel):
         return model
     if isinstance(attention, NativeAttention):
-        return model if obstacle(model) else CompiledLlama(model, load())
+        if obstacle(model):
+            return model
+        # What is fp32 throughout keeps its products fused, where there is an instruction for it.
+        whole = attention.cache_dtype == attention.dtype and not _has_quantized(model)
+        return CompiledLlama(model, load(), exact=exact and not whole)
     return FusedLlama(model, exact=exact) if attention.name == "triton" else model

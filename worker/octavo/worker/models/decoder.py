@@ -29,7 +29,7 @@ class ModelSizes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """Holds one layer's keys and values in the blocks of KV `group`: [num_blocks, block_size, kv_heads, head_dim] each.
+    """Holds one layer's keys and values in the blocks of KV `group`: [num_blocks, block_size, kv_heads, width] each.
 
     Both are views with gaps into the pool of all layers. In a narrow cache a key is the stored value times `key_scale`;
     values alike.

@@ -126,8 +126,8 @@ def _speeds(directory: Path, settings: ModelSettings) -> Speeds | None:
     try:
         config = read_config(directory, settings.max_model_len)
         quantized = settings.quantization != "none" or is_quantized(directory)
-        if quantized or not to_measure(config, exact=settings.exact):
-            # Quantised weights have no other kernels.
+        if quantized or settings.kv_cache_dtype != "auto" or not to_measure(config, exact=settings.exact):
+            # Torch has kernels neither for quantised weights nor for a cache of another dtype.
             return None
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)

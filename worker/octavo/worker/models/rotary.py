@@ -3,10 +3,12 @@
 Pairs lie half a head apart, as in the Llama family.
 """
 
+import decimal
 import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Self
 
 import torch
@@ -228,9 +230,12 @@ class RotaryTable:
     sin: Tensor
 
     @classmethod
-    def of(cls, config: RotaryConfig, max_position: int, device: torch.device) -> Self:
-        angles = torch.outer(torch.arange(max_position, dtype=torch.float32), inverse_frequencies(config))
-        cos, sin = angles.cos(), angles.sin_()
+    def of(cls, config: RotaryConfig, max_position: int, device: torch.device, *, exact: bool = False) -> Self:
+        """Computes the table. With `exact`, every CPU computes the same bits: torch's powers, cosines and sines differ
+        from one instruction set to the next."""
+        positions = torch.arange(max_position, dtype=torch.float32)
+        angles = torch.outer(positions, inverse_frequencies(config, exact=exact))
+        cos, sin = _turn(angles) if exact else (angles.cos(), angles.sin_())
         return cls(*(table.mul_(config.attention_factor).to(device) for table in (cos, sin)))
 
     def at(self, positions: Tensor, dtype: torch.dtype) -> Angles:
@@ -261,10 +266,45 @@ def halves_first(turning_heads: int, other_heads: int, head_dim: int, rotary_dim
     return rows.flatten()
 
 
-def inverse_frequencies(config: RotaryConfig) -> Tensor:
-    """Returns theta^(-2i/d), scaled as `config.scaling` says, [rotary_dim / 2] fp32."""
+# A quarter of a turn in parts of 33 bits, so that their products with numbers of up to 20 are exact.
+_QUARTER = (1.5707963267341256, 6.077100506303966e-11, 2.0222662487111665e-21)
+# The series of sin(r) / r and cos(r) in r squared; for r up to pi / 4 what is left out is below a double's last bit.
+_SINE = tuple((-1) ** n / math.factorial(2 * n + 1) for n in range(9))
+_COSINE = tuple((-1) ** n / math.factorial(2 * n) for n in range(10))
+
+
+def _turn(angles: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the cosines and sines of `angles` (fp32, not negative, below a million), in operations that every CPU
+    rounds alike: products, sums and what is the nearest whole number, one by one."""
+    whole = angles.double()
+    quarters = (whole * (2 / math.pi)).round()
+    rest = whole
+    for part in _QUARTER:
+        rest = rest - quarters * part
+    square = rest * rest
+    sine, cosine = torch.full_like(rest, _SINE[-1]), torch.full_like(rest, _COSINE[-1])
+    for factor in reversed(_SINE[:-1]):
+        sine = sine * square + factor
+    for factor in reversed(_COSINE[:-1]):
+        cosine = cosine * square + factor
+    sine = sine * rest
+    turned, opposite = (quarters % 2).bool(), (quarters % 4 >= 2).bool()
+    cos = torch.where(turned, -sine, cosine)
+    sin = torch.where(turned, cosine, sine)
+    return torch.where(opposite, -cos, cos).float(), torch.where(opposite, -sin, sin).float()
+
+
+def _powers(base: float, exponents: Tensor) -> Tensor:
+    """Returns base^exponents ([n] fp32), each the nearest fp32: decimal arithmetic is the same on every CPU."""
+    with decimal.localcontext(prec=40):
+        powers = [float(Decimal(base) ** Decimal(exponent)) for exponent in exponents.tolist()]
+    return torch.tensor(powers, dtype=torch.float32)
+
+
+def inverse_frequencies(config: RotaryConfig, *, exact: bool = False) -> Tensor:
+    """Returns theta^(-2i/d), scaled as `config.scaling` says, [rotary_dim / 2] fp32; `exact` as in `RotaryTable.of`."""
     exponents = torch.arange(0, config.rotary_dim, 2, dtype=torch.int64).float() / config.rotary_dim
-    wavelengths = config.theta**exponents
+    wavelengths = _powers(config.theta, exponents) if exact else config.theta**exponents
     match config.scaling:
         case None:
             return 1.0 / wavelengths

@@ -46,7 +46,7 @@ class KVLayout:
     on an H100, between its memory and the CPU's: copies of 32 KB, as of a block scattered over its layers, reach 8
     GB/s; gathering into a staging buffer first 34; whole blocks 46 to 48 of the link's 51.
 
-    `dtype` is the cache's, which may be narrower than the model's.
+    `dtype` is the cache's, which may be narrower than the model's; of int8, scales lie in the same block.
     """
 
     groups: list[LayerGroup]
@@ -70,7 +70,7 @@ class KVLayout:
     @property
     def bytes_per_layer_token(self) -> int:
         """Returns the bytes of one token's key and value in one layer."""
-        return kv_bytes_per_token(1, self.num_kv_heads, self.head_dim, self.dtype.itemsize)
+        return kv_bytes_per_token(1, self.num_kv_heads, self.cache_shape.width, self.dtype.itemsize)
 
     @property
     def bytes_per_token(self) -> int:
@@ -84,12 +84,12 @@ class KVLayout:
     def shape(self, num_blocks: int, *, heads_first: bool = False) -> tuple[int, ...]:
         """Returns the shape of the tensor that holds `num_blocks` blocks.
 
-        It is [num_blocks, layers_per_group, 2, block_size, kv_heads, head_dim] (2: keys, values), or with `heads_first`
-        [..., kv_heads, block_size, head_dim].
+        It is [num_blocks, layers_per_group, 2, block_size, kv_heads, `CacheShape.width`] (2: keys, values), or with
+        `heads_first` [..., kv_heads, block_size, `CacheShape.width`].
         """
         tokens_and_heads = self.block_size, self.num_kv_heads
         inner = reversed(tokens_and_heads) if heads_first else tokens_and_heads
-        return (num_blocks, self.layers_per_group, 2, *inner, self.head_dim)
+        return (num_blocks, self.layers_per_group, 2, *inner, self.cache_shape.width)
 
 
 def group_layers(windows: Sequence[int]) -> list[LayerGroup]:
@@ -109,9 +109,9 @@ def group_layers(windows: Sequence[int]) -> list[LayerGroup]:
     ]
 
 
-def kv_bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, itemsize: int) -> int:
-    """Returns the bytes that one token's keys and values take in `num_layers` layers."""
-    return 2 * num_layers * num_kv_heads * head_dim * itemsize
+def kv_bytes_per_token(num_layers: int, num_kv_heads: int, width: int, itemsize: int) -> int:
+    """Returns the bytes that one token's keys and values take in `num_layers` layers, `width` elements a head."""
+    return 2 * num_layers * num_kv_heads * width * itemsize
 
 
 class KVCacheError(Exception):
@@ -210,7 +210,7 @@ def _room_for(layout: KVLayout, num_blocks: int, device: torch.device, option: s
 def _layer_caches(layout: KVLayout, blocks: Tensor, scales: Sequence[tuple[float, float]] | None) -> list[LayerCache]:
     """Returns the caches in the order of the layers: a group's layers lie in the places 0, 1, ... of its blocks.
 
-    `blocks` is [num_blocks, layers_per_group, 2, block_size, kv_heads, head_dim].
+    `blocks` is [num_blocks, layers_per_group, 2, block_size, kv_heads, width].
     """
     caches = {
         layer: LayerCache(index, blocks[:, place, 0], blocks[:, place, 1], *(scales[layer] if scales else ()))

@@ -66,6 +66,7 @@ def model_obstacle(model: Decoder, attention: AttentionChoice) -> str | None:
 # `auto` is the same dtype on every CPU: replicas must agree, and `auto` must mean one thing.
 _AUTO_DTYPE = "bfloat16"
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
+_CACHE_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "int8": torch.int8}
 # The compute capability from which on kernels convert to and from fp8.
 _FP8_FROM = (8, 9)
 
@@ -138,19 +139,26 @@ class ModelRunner:
             group=self._group,
         )
         release_free_memory()
-        cache_dtype = _cache_dtype(settings.kv_cache_dtype, self._dtype, self._device)
-        self._layout = KVLayout.of(model.config, self.block_size, cache_dtype)
-        choice = choose_attention(self._layout.cache_shape, self._device, exact=settings.exact)
+        quantized = _is_quantized(settings, self._device, directory)
+        cache_dtype = _cache_dtype(settings.kv_cache_dtype, self._dtype, self._device, quantized=quantized)
+        choice = self._attend_over(model, cache_dtype)
         if choice.reason and cache_dtype != self._dtype:
-            raise ModelRunnerError(
-                f"--kv-cache-dtype {settings.kv_cache_dtype} needs Octavo's GPU kernels: {choice.reason}"
-            )
+            if settings.kv_cache_dtype != "auto":
+                raise ModelRunnerError(
+                    f"--kv-cache-dtype {settings.kv_cache_dtype} needs Octavo's own kernels: {choice.reason}"
+                )
+            choice = self._attend_over(model, self._dtype)
         scales = model.kv_scales if isinstance(model, LlamaModel) else None
-        self._kv_scales = scales if cache_dtype != self._dtype else None
+        self._kv_scales = scales if cache_dtype == torch.float8_e4m3fn else None
         self._model = compiled(model, choice.attention, exact=settings.exact)
         if settings.exact:
             _refuse(model_obstacle(self._model, choice))
         return choice
+
+    def _attend_over(self, model: Decoder, cache_dtype: torch.dtype) -> AttentionChoice:
+        """Lays out a cache of `cache_dtype` for `model`; returns the attention that it takes."""
+        self._layout = KVLayout.of(model.config, self.block_size, cache_dtype)
+        return choose_attention(self._layout.cache_shape, self._device, self._dtype, exact=self._settings.exact)
 
     def _make_cache(self, choice: AttentionChoice) -> None:
         # The bytes of all ranks together, whose shares may differ.
@@ -251,15 +259,16 @@ def _refuse(obstacle: str | None) -> None:
         raise ModelRunnerError(f"--numerics exact {obstacle}")
 
 
-def _cache_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+def _cache_dtype(name: str, dtype: torch.dtype, device: torch.device, *, quantized: bool = False) -> torch.dtype:
     if name not in KV_CACHE_DTYPES:
         raise ModelRunnerError(
             f"{name!r} is no type of a KV cache; --kv-cache-dtype takes {', '.join(KV_CACHE_DTYPES)}"
         )
     if name == "auto":
-        return dtype
-    if device.type != "cuda":
-        raise ModelRunnerError(f"--kv-cache-dtype {name} is for a GPU; leave it out on {device.type}")
+        # What quantised weights leave open is far more than bf16 does to keys and values.
+        return torch.bfloat16 if quantized else dtype
+    if name != "fp8":
+        return _CACHE_DTYPES[name]
     if (capability := torch.cuda.get_device_capability(device)) < _FP8_FROM:
         raise ModelRunnerError(
             f"--kv-cache-dtype {name} takes a GPU of compute capability {_dotted(_FP8_FROM)} or higher (Ada, Hopper and"
@@ -300,7 +309,11 @@ def _torch_dtype(settings: ModelSettings, device: torch.device, directory: Path)
         raise ModelRunnerError("float16 is slow and overflows on a CPU; use --dtype bfloat16 or float32 there")
     if name == "auto":
         # Quantised weights are multiplied in integers on a CPU, and what lies between them costs little.
-        stored = settings.load_format != "dummy" and is_quantized(directory)
-        exactly = device.type == "cpu" and (stored or settings.quantization != "none")
-        name = "float32" if exactly else _AUTO_DTYPE
+        name = "float32" if _is_quantized(settings, device, directory) else _AUTO_DTYPE
     return _DTYPES[name]
+
+
+def _is_quantized(settings: ModelSettings, device: torch.device, directory: Path) -> bool:
+    """Tells whether the model has quantised weights that are multiplied as they are."""
+    stored = settings.load_format != "dummy" and is_quantized(directory)
+    return device.type == "cpu" and (stored or settings.quantization != "none")

@@ -9,28 +9,45 @@
 #include "cache.h"
 #include "products.h"
 #include "types.h"
+#if defined(OCTAVO_EXACT)
+#include "exact.h"
+#endif
 
 namespace octavo::OCTAVO_VARIANT {
 
-template <typename T>
-constexpr int kAttentionRows = kParts == 1 ? kSums / 2 : kHeld<T>;
-// Sixteens of a head's values done at a time.
-template <typename T>
-constexpr int kColumns = kParts == 1 ? 4 : kHeld<T> >= 6 ? 2 : 1;
+// How keys and values of type C are multiplied with queries and weights that are read as `Left`.
+template <typename C, typename L>
+struct Floats {
+  using Cache = C;
+  using Left = L;
+  static constexpr bool kCoarse = std::is_same_v<C, bf16>;  // whether weights are rounded to few bits
+  static constexpr int kHeldSums = kParts > 1 && !std::is_same_v<L, C> ? kSums * 2 / 3 : kSums;
+  static constexpr int kRows = kParts == 1 ? kSums / 2 : kHeldSums;
+  // Sixteens of a head's values done at a time.
+  static constexpr int kColumns = kParts == 1 ? 4 : kHeldSums >= 6 ? 2 : 1;
+  template <int count>
+  struct Of;
+};
+
 constexpr int kTiles = 4;  // of 16 keys
 constexpr int kChunk = kTiles * kLanes;
 constexpr float kLowest = -3.0e38f;
-// What `attend_rows` wants, in floats: its outputs, and its queries as `Left`.
-template <typename T>
-constexpr int64_t attention_room(int64_t head_dim) {
-  return 2 * kAttentionRows<T> * head_dim;
-}
+// What `attend_unit` wants, in floats: outputs of some rows, and their queries as they are read.
+constexpr int64_t attention_room(int64_t head_dim) { return 2 * kSums * head_dim; }
 
 // The 16 keys (or values) from a position on, for one KV head; null where no row may look.
-template <typename T>
+template <typename C>
 struct Tile {
-  const T* keys;
-  const T* values;
+  const C* keys;
+  const C* values;
+};
+
+template <>
+struct Tile<int8> {
+  const int8* keys;
+  const int8* values;
+  const bf16* key_scales;
+  const float* value_scales;
 };
 
 // The queries of one sequence and KV head. Row r is query head r % group of the sequence's token r / group.
@@ -59,13 +76,13 @@ struct Rows {
 
 // Of `count` queries, one after the other, against `tiles` tiles at once: each operand is loaded for all. Tiles of the next
 // chunk are fetched `ahead`, line by line as these are read: blocks lie anywhere, which no prefetcher of the CPU's foresees.
-template <typename T, int count, int tiles>
-OCTAVO_LOOP void tile_scores(const Left<T>* queries, const T* const (&keys)[tiles], const T* const (&ahead)[tiles],
-                               int64_t head_dim, float* scores) {
+template <typename How, int count, int tiles, typename C = typename How::Cache>
+OCTAVO_LOOP void tile_scores(const typename How::Left* queries, const C* const (&keys)[tiles],
+                             const C* const (&ahead)[tiles], int64_t head_dim, float* scores) {
   Sums<count, tiles> sums{};
-  for (int64_t d = 0; d < head_dim; d += kDepth<T>) {
+  for (int64_t d = 0; d < head_dim; d += kDepth<C>) {
     each<tiles>(OCTAVO_EACH(t) { __builtin_prefetch(ahead[t] + d * kLanes, 0, 2); });
-    add_products<T>(
+    add_products<C>(
         sums, OCTAVO_EACH(r) { return queries + r * head_dim + d; }, OCTAVO_EACH(t) { return keys[t] + d * kLanes; });
   }
   sums.store(scores, kChunk);
@@ -79,33 +96,33 @@ OCTAVO_INLINE void first_of_pairs(const bf16* pairs, bf16* to) {
 }
 
 // output += weights x values for `columns` sixteens of the head, over the tokens of the tiles.
-template <typename T, int count, int columns>
-OCTAVO_LOOP void add_values(const Left<T> (*weights)[kChunk], const Tile<T>* tiles, const Tile<T>* ahead,
-                              int64_t num_tokens, int64_t head_dim, int64_t column, const float* rescale, float* outputs,
-                              int64_t output_stride) {
-  constexpr int depth = kDepth<T>;
+template <typename How, int count, int columns, typename C = typename How::Cache>
+OCTAVO_LOOP void add_values(const typename How::Left (*weights)[kChunk], const Tile<C>* tiles, const Tile<C>* ahead,
+                            int64_t num_tokens, int64_t head_dim, int64_t column, const float* rescale, float* outputs,
+                            int64_t output_stride) {
+  constexpr int depth = kDepth<C>;
   Sums<count, columns> sums;
   sums.load(outputs + column, output_stride);
   sums.scale(rescale);
   for (int64_t first = 0; first < num_tokens; first += kLanes) {
-    const T* values = tiles[first / kLanes].values;
+    const C* values = tiles[first / kLanes].values;
     if (!values) continue;
-    const T* next = ahead[first / kLanes].values ? ahead[first / kLanes].values : values;
+    const C* next = ahead[first / kLanes].values ? ahead[first / kLanes].values : values;
     const int64_t tokens = num_tokens - first < kLanes ? num_tokens - first : kLanes;
     int64_t token = 0;
     for (; token + depth <= tokens; token += depth) {
       const int64_t at = token * head_dim + column * depth;
       each<columns>(OCTAVO_EACH(c) { __builtin_prefetch(next + at + c * kLanes * depth, 0, 2); });
-      add_products<T>(
+      add_products<C>(
           sums, OCTAVO_EACH(r) { return weights[r] + first + token; },
           OCTAVO_EACH(c) { return values + at + c * kLanes * depth; });
     }
     if constexpr (depth == 2) {
       if (token < tokens) {
-        alignas(64) T kept[columns][2 * kLanes];
+        alignas(64) C kept[columns][2 * kLanes];
         for (int c = 0; c < columns; c++)
           first_of_pairs(values + token * head_dim + (column + c * kLanes) * depth, kept[c]);
-        add_products<T>(
+        add_products<C>(
             sums, OCTAVO_EACH(r) { return weights[r] + first + token; }, OCTAVO_EACH(c) { return kept[c]; });
       }
     }
@@ -114,25 +131,40 @@ OCTAVO_LOOP void add_values(const Left<T> (*weights)[kChunk], const Tile<T>* til
 }
 
 // As many rows at a time as leave registers for the columns.
-template <typename T, int count, int row = 0>
-OCTAVO_INLINE void add_all_values(const Left<T> (*weights)[kChunk], const Tile<T>* tiles, const Tile<T>* ahead,
-                                  int64_t num_tokens, int64_t head_dim, const float* rescale, float* outputs) {
-  constexpr int most = kHeld<T> / kColumns<T>, some = count - row > most ? most : count - row;
+template <typename How, int count, int row = 0, typename C = typename How::Cache>
+OCTAVO_INLINE void add_all_values(const typename How::Left (*weights)[kChunk], const Tile<C>* tiles,
+                                  const Tile<C>* ahead, int64_t num_tokens, int64_t head_dim, const float* rescale,
+                                  float* outputs) {
+  constexpr int columns = How::kColumns, most = How::kHeldSums / columns, some = count - row > most ? most : count - row;
   float* at = outputs + row * head_dim;
   int64_t column = 0;
-  for (; column + kColumns<T> * kLanes <= head_dim; column += kColumns<T> * kLanes)
-    add_values<T, some, kColumns<T>>(weights + row, tiles, ahead, num_tokens, head_dim, column, rescale + row, at, head_dim);
+  for (; column + columns * kLanes <= head_dim; column += columns * kLanes)
+    add_values<How, some, columns>(weights + row, tiles, ahead, num_tokens, head_dim, column, rescale + row, at, head_dim);
   for (; column < head_dim; column += kLanes)
-    add_values<T, some, 1>(weights + row, tiles, ahead, num_tokens, head_dim, column, rescale + row, at, head_dim);
+    add_values<How, some, 1>(weights + row, tiles, ahead, num_tokens, head_dim, column, rescale + row, at, head_dim);
   if constexpr (row + some < count)
-    add_all_values<T, count, row + some>(weights, tiles, ahead, num_tokens, head_dim, rescale, outputs);
+    add_all_values<How, count, row + some>(weights, tiles, ahead, num_tokens, head_dim, rescale, outputs);
 }
 
-// Scores of one row, [kChunk] from position `start` on, to weights and their sum; gives the new shift. Scores and shifts
-// are in powers of two.
-template <typename T>
-OCTAVO_INLINE float weigh(const Rows<T>& rows, int64_t row, int64_t start, const float* scores, Left<T>* weights, float shift,
-                          float& mass) {
+#if defined(OCTAVO_EXACT)
+template <bool coarse>
+OCTAVO_INLINE f32x16 power(const f32x16& x) {
+  return exact::exp2<coarse>(x);
+}
+OCTAVO_INLINE f32x16 bounded(const f32x16& x) { return exact::tanh(x); }
+#else
+template <bool coarse>
+OCTAVO_INLINE f32x16 power(const f32x16& x) {
+  return exp2<coarse>(x);
+}
+OCTAVO_INLINE f32x16 bounded(const f32x16& x) { return tanh(x); }
+#endif
+
+// Scores of one row, [kChunk] from position `start` on, to weights, which store(tile, sixteen of them) gets, and their sum;
+// gives the new shift. Scores and shifts are in powers of two.
+template <bool coarse, typename T, typename Store>
+OCTAVO_INLINE float weigh(const Rows<T>& rows, int64_t row, int64_t start, const float* scores, float shift, float& mass,
+                          Store store_weights) {
   static constexpr int32_t kPlaces[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   const i32x16 places = load_as<i32x16>(kPlaces);
   const int64_t from = rows.lowest(row) - start, to = rows.position(row) - start;
@@ -141,7 +173,7 @@ OCTAVO_INLINE float weigh(const Rows<T>& rows, int64_t row, int64_t start, const
   f32x16 peak = broadcast(kLowest);
   for (int t = 0; t < kTiles; t++) {
     f32x16 score = load(scores + t * kLanes) * (rows.op.scale * kLog2E);
-    if (rows.op.softcap > 0) score = rows.op.softcap * kLog2E * tanh(score / (rows.op.softcap * kLog2E));
+    if (rows.op.softcap > 0) score = rows.op.softcap * kLog2E * bounded(score / (rows.op.softcap * kLog2E));
     const i32x16 place = places + t * kLanes;
     const f32x16 seen = select((place >= int32_t(from)) & (place <= int32_t(to)), score, broadcast(-__builtin_inff()));
     values[t] = all ? score : seen;
@@ -150,25 +182,32 @@ OCTAVO_INLINE float weigh(const Rows<T>& rows, int64_t row, int64_t start, const
   const float next = std::max(shift, largest(peak));
   f32x16 sums{};
   for (int t = 0; t < kTiles; t++) {
-    const f32x16 weight = exp2<std::is_same_v<T, bf16>>(values[t] - next);
+    const f32x16 weight = power<coarse>(values[t] - next);
     sums = sums + weight;
-    store_rounded((T*)nullptr, weights + t * kLanes, weight);
+    store_weights(t, weight);
   }
   mass = sum(sums);
   return next;
 }
 
 // Where the tiles of the chunk from `start` on lie; none where no row from position `begin` to `end` may look.
-template <typename T>
+template <typename C, typename T>
 OCTAVO_INLINE void find_tiles(const Rows<T>& rows, const GroupStep& step, const LayerCache& cache, const int64_t* table,
-                              int64_t start, int64_t begin, int64_t end, Tile<T>* tiles) {
+                              int64_t start, int64_t begin, int64_t end, Tile<C>* tiles) {
   for (int t = 0; t < kTiles; t++) {
     const int64_t token = start + t * kLanes;
-    tiles[t] = {nullptr, nullptr};
+    tiles[t] = {};
     if (token >= end || token + kLanes <= begin) continue;
-    const int64_t block = table[token / step.block_size], offset = token % step.block_size;
-    const int64_t at = block * cache.block_stride + (rows.kv_head * step.block_size + offset) * rows.op.head_dim;
-    tiles[t] = {(const T*)cache.keys + at, (const T*)cache.values + at};
+    const int64_t head_dim = rows.op.head_dim, block = table[token / step.block_size], offset = token % step.block_size;
+    const int64_t at = block * cache.block_stride + rows.kv_head * step.block_size * width<C>(head_dim);
+    const C* keys = (const C*)cache.keys + at;
+    const C* values = (const C*)cache.values + at;
+    tiles[t].keys = keys + offset * head_dim;
+    tiles[t].values = values + offset * head_dim;
+    if constexpr (std::is_same_v<C, int8>) {
+      tiles[t].key_scales = key_scales(keys, offset, step.block_size, head_dim);
+      tiles[t].value_scales = value_scale(values, offset, step.block_size, head_dim);
+    }
   }
 }
 
@@ -177,58 +216,87 @@ OCTAVO_INLINE const T* or_else(const T* one, const T* other) {
   return one ? one : other;
 }
 
-template <typename T, int count>
-OCTAVO_INLINE void chunk_scores(const Left<T>* queries, const Tile<T>* tiles, const Tile<T>* ahead, int64_t head_dim,
-                                float (*scores)[kChunk]) {
+template <typename How, int count, typename C = typename How::Cache>
+OCTAVO_INLINE void chunk_scores(const typename How::Left* queries, const Tile<C>* tiles, const Tile<C>* ahead,
+                                int64_t head_dim, float (*scores)[kChunk]) {
   for (int t = 0; t < kTiles; t++) {
     if (!tiles[t].keys) continue;
-    const T* next = or_else(ahead[t].keys, tiles[t].keys);
-    if constexpr (count * 2 <= kHeld<T>) {
+    const C* next = or_else(ahead[t].keys, tiles[t].keys);
+    if constexpr (count * 2 <= How::kHeldSums) {
       if (t % 2 == 0 && tiles[t + 1].keys) {
-        const T* next_second = or_else(ahead[t + 1].keys, tiles[t + 1].keys);
-        tile_scores<T, count, 2>(queries, {tiles[t].keys, tiles[t + 1].keys}, {next, next_second}, head_dim,
-                                 scores[0] + t * kLanes);
+        const C* next_second = or_else(ahead[t + 1].keys, tiles[t + 1].keys);
+        tile_scores<How, count, 2>(queries, {tiles[t].keys, tiles[t + 1].keys}, {next, next_second}, head_dim,
+                                   scores[0] + t * kLanes);
         t++;
         continue;
       }
     }
-    tile_scores<T, count, 1>(queries, {tiles[t].keys}, {next}, head_dim, scores[0] + t * kLanes);
+    tile_scores<How, count, 1>(queries, {tiles[t].keys}, {next}, head_dim, scores[0] + t * kLanes);
   }
 }
 
+// Some rows' queries and weights as floats, against keys and values of floats.
+template <typename C, typename L>
+template <int count>
+struct Floats<C, L>::Of {
+  L* queries;
+  int64_t head_dim;
+  alignas(64) L weights[count][kChunk];
+
+  template <typename T>
+  OCTAVO_INLINE void take(const Rows<T>& rows, int64_t first) {
+    for (int r = 0; r < count; r++) round_left<C>(rows.query(first + r), queries + r * head_dim, head_dim);
+  }
+
+  OCTAVO_INLINE void score(const Tile<C>* tiles, const Tile<C>* ahead, float (*scores)[kChunk]) {
+    chunk_scores<Floats, count>(queries, tiles, ahead, head_dim, scores);
+  }
+
+  // The weights of row r for the tile `t`.
+  OCTAVO_INLINE void weight(const Tile<C>*, int r, int t, const f32x16& values) {
+    store_rounded((C*)nullptr, weights[r] + t * kLanes, values);
+  }
+
+  OCTAVO_INLINE void add(const Tile<C>* tiles, const Tile<C>* ahead, int64_t tokens, const float* rescale, float* outputs) {
+    add_all_values<Floats, count>(weights, tiles, ahead, tokens, head_dim, rescale, outputs);
+  }
+};
+
 // `count` rows from `first` on. `room`: as `attention_room` says.
-template <typename T, int count>
+template <typename T, typename How, int count>
 void attend_rows(const Rows<T>& rows, const GroupStep& step, const LayerCache& cache, int64_t sequence, int64_t first,
                  float* room) {
+  using C = typename How::Cache;
   const int64_t head_dim = rows.op.head_dim;
   const int64_t* table = step.block_tables + sequence * step.table_stride;
-  Left<T>* queries = (Left<T>*)(room + kAttentionRows<T> * head_dim);
+  typename How::template Of<count> how{(typename How::Left*)(room + How::kRows * head_dim), head_dim};
   float shift[count], total[count];
+  how.take(rows, first);
   for (int r = 0; r < count; r++) {
-    copy_left(rows.query(first + r), queries + r * head_dim, head_dim);
     shift[r] = rows.op.sinks ? rows.op.sinks[rows.head(first + r)] * kLog2E : kLowest;
     total[r] = rows.op.sinks ? 1.0f : 0.0f;
   }
   std::memset(room, 0, count * head_dim * sizeof(float));
   const int64_t begin = rows.lowest(first), end = rows.position(first + count - 1) + 1;
   alignas(64) float scores[count][kChunk];
-  alignas(64) Left<T> weights[count][kChunk];
   alignas(64) float shrink[kLanes] = {};
-  Tile<T> tiles[kTiles], next_tiles[kTiles];
+  Tile<C> tiles[kTiles], next_tiles[kTiles];
   find_tiles(rows, step, cache, table, begin / kChunk * kChunk, begin, end, next_tiles);
   for (int64_t start = begin / kChunk * kChunk; start < end; start += kChunk) {
     std::memcpy(tiles, next_tiles, sizeof(tiles));
     find_tiles(rows, step, cache, table, start + kChunk, begin, end, next_tiles);
-    chunk_scores<T, count>(queries, tiles, next_tiles, head_dim, scores);
+    how.score(tiles, next_tiles, scores);
     float masses[count];
     for (int r = 0; r < count; r++) {
-      const float next = weigh(rows, first + r, start, scores[r], weights[r], shift[r], masses[r]);
+      const float next = weigh<How::kCoarse>(
+          rows, first + r, start, scores[r], shift[r], masses[r],
+          [&](int t, const f32x16& values) __attribute__((always_inline)) { how.weight(tiles, r, t, values); });
       shrink[r] = shift[r] - next;
       shift[r] = next;
     }
-    store(shrink, exp2<false>(load(shrink)));
+    store(shrink, power<false>(load(shrink)));
     for (int r = 0; r < count; r++) total[r] = total[r] * shrink[r] + masses[r];
-    add_all_values<T, count>(weights, tiles, next_tiles, std::min<int64_t>(end - start, kChunk), head_dim, shrink, room);
+    how.add(tiles, next_tiles, std::min<int64_t>(end - start, kChunk), shrink, room);
   }
   for (int r = 0; r < count; r++) {
     T* output = rows.output(first + r);
@@ -239,16 +307,16 @@ void attend_rows(const Rows<T>& rows, const GroupStep& step, const LayerCache& c
 template <typename T>
 using AttendFunction = void (*)(const Rows<T>&, const GroupStep&, const LayerCache&, int64_t, int64_t, float*);
 
-template <typename T, size_t... counts>
+template <typename T, typename How, size_t... counts>
 constexpr auto attend_functions(std::index_sequence<counts...>) {
-  return std::array<AttendFunction<T>, sizeof...(counts)>{attend_rows<T, int(counts) + 1>...};
+  return std::array<AttendFunction<T>, sizeof...(counts)>{attend_rows<T, How, int(counts) + 1>...};
 }
 
 // One unit of a step, all its rows. `room`: as `attention_room` says.
-template <typename T>
+template <typename T, typename How>
 void attend_unit(const Attention& op, const void* x, void* y, const GroupStep& step, const LayerCache& cache,
                  const Unit& unit, float* room) {
-  static constexpr auto functions = attend_functions<T>(std::make_index_sequence<kAttentionRows<T>>{});
+  static constexpr auto functions = attend_functions<T, How>(std::make_index_sequence<How::kRows>{});
   const int64_t first_token = step.first_tokens[unit.sequence];
   const int64_t tokens = step.first_tokens[unit.sequence + 1] - first_token;
   const Rows<T> rows{op,           (const T*)x,
@@ -256,8 +324,8 @@ void attend_unit(const Attention& op, const void* x, void* y, const GroupStep& s
                      step.contexts[unit.sequence] - tokens, unit.kv_head,
                      op.query_heads / op.kv_heads,          step.window};
   const int64_t end = unit.last_token * rows.group;
-  for (int64_t row = unit.first_token * rows.group; row < end; row += kAttentionRows<T>) {
-    const int64_t count = std::min<int64_t>(end - row, kAttentionRows<T>);
+  for (int64_t row = unit.first_token * rows.group; row < end; row += How::kRows) {
+    const int64_t count = std::min<int64_t>(end - row, How::kRows);
     functions[count - 1](rows, step, cache, unit.sequence, row, room);
   }
 }

@@ -12,14 +12,21 @@
 namespace octavo::OCTAVO_VARIANT::exact {
 
 // 2^x; 0 where a float's normal numbers end; x at most 127. A NaN stays one.
+template <bool coarse = false>
 OCTAVO_INLINE f32x16 exp2(const f32x16& x) {
   const f32x16 least = broadcast(-126.0f);
+#if defined(__AVX512DQ__)
+  const f32x16 r = (f32x16)_mm512_reduce_ps((__m512)x, 0);
+  const __mmask16 kept = _mm512_cmp_ps_mask((__m512)x, (__m512)least, _CMP_NLT_UQ);
+  return (f32x16)_mm512_maskz_scalef_ps(kept, (__m512)exp2_fraction<coarse>(r), (__m512)(x - r));
+#else
   const f32x16 clamped = vmax(x, least);
   const f32x16 shift = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits.
   const f32x16 shifted = clamped + shift;
-  const f32x16 p = exp2_fraction<false>(clamped - (shifted - shift));
+  const f32x16 p = exp2_fraction<coarse>(clamped - (shifted - shift));
   const f32x16 scaled = bits_as<f32x16>(bits_as<i32x16>(p) + (bits_as<i32x16>(shifted) << 23));
   return select(x != x, x, select(x < least, f32x16{}, scaled));
+#endif
 }
 
 OCTAVO_INLINE f32x16 exp(const f32x16& x) { return exact::exp2(x * kLog2E); }

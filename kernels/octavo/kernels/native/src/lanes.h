@@ -48,6 +48,7 @@ typedef float f32xr __attribute__((vector_size(4 * kRegisterLanes)));
 typedef int32_t i32xr __attribute__((vector_size(4 * kRegisterLanes)));
 typedef uint32_t u32xr __attribute__((vector_size(4 * kRegisterLanes)));
 typedef uint16_t u16xr __attribute__((vector_size(2 * kRegisterLanes)));
+typedef uint8_t u8xl __attribute__((vector_size(kRegisterLanes)));
 
 // Halves with names: an array in their place would be looked up in memory.
 template <typename Half>
@@ -69,6 +70,7 @@ using f32x16 = LanesOf<f32xr, kParts>::Type;
 using i32x16 = LanesOf<i32xr, kParts>::Type;
 using u32x16 = LanesOf<u32xr, kParts>::Type;
 using u16x16 = LanesOf<u16xr, kParts>::Type;
+using u8x16 = LanesOf<u8xl, kParts>::Type;
 
 template <typename Lanes>
 constexpr bool kIsTwo = false;
@@ -195,7 +197,9 @@ OCTAVO_INLINE Lanes vmax(const Lanes& a, const Lanes& b) {
 
 // a * b + c, rounded once where there is an instruction for it.
 OCTAVO_INLINE f32xr multiply_add(f32xr a, f32xr b, f32xr c) {
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(__AVX512F__)
+  return (f32xr)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__)
   return (f32xr)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #else
   return a * b + c;

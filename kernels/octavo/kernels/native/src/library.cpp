@@ -20,15 +20,19 @@
 namespace octavo {
 
 #if defined(__x86_64__)
-namespace avx512_bf16 { extern const Variant kVariant; extern const Exact kExact; }
-namespace avx512_vnni { extern const Exact kExact; }
-namespace avx512 { extern const Variant kVariant; extern const Exact kExact; }
-namespace avx_vnni { extern const Exact kExact; }
-namespace avx2 { extern const Variant kVariant; extern const Exact kExact; }
+namespace avx512_bf16 { extern const Variant kVariant; }
+namespace avx512 { extern const Variant kVariant; }
+namespace avx2 { extern const Variant kVariant; }
+namespace avx512_bf16_exact { extern const Exact kExact; }
+namespace avx512_vnni_exact { extern const Exact kExact; }
+namespace avx512_exact { extern const Exact kExact; }
+namespace avx_vnni_exact { extern const Exact kExact; }
+namespace avx2_exact { extern const Exact kExact; }
 #elif defined(__aarch64__)
-namespace dotprod { extern const Exact kExact; }
+namespace dotprod_exact { extern const Exact kExact; }
 #endif
-namespace portable { extern const Variant kVariant; extern const Exact kExact; }
+namespace portable { extern const Variant kVariant; }
+namespace portable_exact { extern const Exact kExact; }
 
 namespace {
 
@@ -57,15 +61,15 @@ const Choice* choices(size_t* count) {
 #endif
   static const Choice all[] = {
 #if defined(__x86_64__)
-      {&avx512_bf16::kVariant, &avx512_bf16::kExact, vnni && __builtin_cpu_supports("avx512bf16")},
-      {&avx512::kVariant, &avx512_vnni::kExact, vnni},
-      {&avx512::kVariant, &avx512::kExact, avx512},
-      {&avx2::kVariant, &avx_vnni::kExact, avx2 && has_avx_vnni()},
-      {&avx2::kVariant, &avx2::kExact, avx2},
+      {&avx512_bf16::kVariant, &avx512_bf16_exact::kExact, vnni && __builtin_cpu_supports("avx512bf16")},
+      {&avx512::kVariant, &avx512_vnni_exact::kExact, vnni},
+      {&avx512::kVariant, &avx512_exact::kExact, avx512},
+      {&avx2::kVariant, &avx_vnni_exact::kExact, avx2 && has_avx_vnni()},
+      {&avx2::kVariant, &avx2_exact::kExact, avx2},
 #elif defined(__aarch64__)
-      {&portable::kVariant, &dotprod::kExact, (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0},
+      {&portable::kVariant, &dotprod_exact::kExact, (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0},
 #endif
-      {&portable::kVariant, &portable::kExact, true},
+      {&portable::kVariant, &portable_exact::kExact, true},
   };
   *count = sizeof(all) / sizeof(all[0]);
   return all;
@@ -126,7 +130,7 @@ OCTAVO_EXPORT void octavo_quantized_linear(const QuantizedLinear* op, const void
 }
 
 OCTAVO_EXPORT void octavo_norm(const Norm* op, const void* x, void* y, int64_t tokens, int32_t dtype, int32_t threads) {
-  chosen->norm(*op, x, y, tokens, dtype, threads);
+  chosen->norm(*op, x, y, tokens, dtype, threads, *exact);
 }
 
 OCTAVO_EXPORT void octavo_write(const void* key, const void* value, int64_t key_stride, int64_t value_stride,
@@ -137,7 +141,7 @@ OCTAVO_EXPORT void octavo_write(const void* key, const void* value, int64_t key_
 
 OCTAVO_EXPORT void octavo_attend(const Attention* op, const void* x, void* y, const GroupStep* step,
                                  const LayerCache* cache, int32_t dtype, int32_t threads) {
-  chosen->attend(*op, x, y, *step, *cache, dtype, threads);
+  chosen->attend(*op, x, y, *step, *cache, dtype, threads, *exact);
 }
 
 // The largest of each row of `logits`, [rows, size], and its place: of equal ones the first, of all a NaN.

@@ -10,6 +10,10 @@ namespace octavo::OCTAVO_VARIANT {
 template <typename T>
 constexpr int kDepth = std::is_same_v<T, bf16> ? 2 : 1;
 
+// Elements of keys and values that share a lane of 32 bits.
+template <typename T>
+constexpr int kShared = sizeof(T) == 1 ? 4 : kDepth<T>;
+
 // A loop over products. Where registers are few it is a function of its own: compilers share them out by the function, and
 // take them from the loop for what stands around it.
 #if defined(__AVX512F__)
@@ -40,6 +44,16 @@ OCTAVO_INLINE void store_rounded(bf16*, bf16* to, const f32x16& values) { store(
 OCTAVO_INLINE void store_rounded(float*, float* to, const f32x16& values) { store(to, values); }
 OCTAVO_INLINE void store_rounded(bf16*, float* to, const f32x16& values) {
   store(to, bits_as<f32x16>(rounded_to_bf16(values) & 0xffff0000u));
+}
+
+// `count` elements, a multiple of 16, as the left side reads them beside `Right`.
+template <typename Right, typename T, typename To>
+OCTAVO_INLINE void round_left(const T* from, To* to, int64_t count) {
+  if constexpr (std::is_same_v<T, To> && std::is_same_v<T, Right>) {
+    std::memcpy(to, from, count * sizeof(T));
+  } else {
+    for (int64_t i = 0; i < count; i += kLanes) store_rounded((Right*)nullptr, to + i, load(from + i));
+  }
 }
 
 // `count` elements as the left side reads them.
@@ -93,12 +107,22 @@ OCTAVO_INLINE f32xr part_of(const bf16* from) {
   return which ? (f32xr)(pairs & 0xffff0000u) : (f32xr)(pairs << 16);
 }
 
+// a * b + c. A product of bf16 is exact, so that it does not show whether it was rounded; one of floats must be rounded
+// everywhere or nowhere.
+template <typename T>
+OCTAVO_INLINE f32xr add_product(f32xr a, f32xr b, f32xr c) {
+#if defined(OCTAVO_EXACT)
+  if constexpr (std::is_same_v<T, float>) return a * b + c;
+#endif
+  return multiply_add(a, b, c);
+}
+
 // sums[r][c] += left(r)[k] * right(c)[k] for one step of `kDepth` elements k. `left(r)` points to the row's, `right(c)` to
 // sixteen lanes of them.
 template <typename T, int rows, int columns, typename LeftAt, typename RightAt>
 OCTAVO_INLINE void add_products(Sums<rows, columns>& sums, LeftAt left, RightAt right) {
 #if defined(__AVX512BF16__)
-  if constexpr (std::is_same_v<T, bf16>) {
+  if constexpr (std::is_same_v<decltype(left(0)), const bf16*>) {
     each<rows>(OCTAVO_EACH(r) {
       int32_t pair;
       std::memcpy(&pair, left(r), sizeof(pair));
@@ -124,14 +148,14 @@ OCTAVO_INLINE void add_products(Sums<rows, columns>& sums, LeftAt left, RightAt 
       each<parts>(OCTAVO_EACH(p) { b[p] = part(p); });
       each<rows>(OCTAVO_EACH(r) {
         const f32xr a = filled<f32xr>(to_float(left(r)[k]));
-        each<parts>(OCTAVO_EACH(p) { sums.parts[r][p] = multiply_add(a, b[p], sums.parts[r][p]); });
+        each<parts>(OCTAVO_EACH(p) { sums.parts[r][p] = add_product<T>(a, b[p], sums.parts[r][p]); });
       });
     } else {
       f32xr a[rows];
       each<rows>(OCTAVO_EACH(r) { a[r] = filled<f32xr>(to_float(left(r)[k])); });
       each<parts>(OCTAVO_EACH(p) {
         const f32xr b = part(p);
-        each<rows>(OCTAVO_EACH(r) { sums.parts[r][p] = multiply_add(a[r], b, sums.parts[r][p]); });
+        each<rows>(OCTAVO_EACH(r) { sums.parts[r][p] = add_product<T>(a[r], b, sums.parts[r][p]); });
       });
     }
   });

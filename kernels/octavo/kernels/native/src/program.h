@@ -15,6 +15,31 @@
 
 namespace octavo::OCTAVO_VARIANT {
 
+template <typename T>
+constexpr DType kTypeOf = std::is_same_v<T, float> ? kFloat32 : kBFloat16;
+
+template <typename T>
+void norms(const Exact& exact, const Norm& op, const void* x, void* y, int64_t first, int64_t last) {
+  if (std::is_same_v<T, float> && op.exact) return exact.norm_rows(op, x, y, first, last);
+  norm_rows<T>(op, x, y, first, last);
+}
+
+template <typename T>
+void rope_writes(const Exact& exact, const RopeWrite& op, void* x, const int64_t* positions, const GroupStep& step,
+                 const LayerCache& cache, int64_t first, int64_t last) {
+  if (std::is_same_v<T, float> && op.exact)
+    return exact.rope_write_rows(op, x, positions, step, cache, first, last);
+  rope_write_rows<T>(op, x, positions, step, cache, first, last);
+}
+
+template <typename T>
+void attention(const Exact& exact, const Attention& op, const void* x, void* y, const GroupStep& step,
+               const LayerCache& cache, const Unit& unit, float* room) {
+  if (op.exact || cache.dtype != kTypeOf<T>)
+    return exact.attend_unit(op, x, y, step, cache, unit, room, kTypeOf<T>);
+  attend_unit<T, Floats<T, Left<T>>>(op, x, y, step, cache, unit, room);
+}
+
 // Weights that will be read soon. A few rows take as long as reading the weights does, and each operation would begin
 // with a wait for the first of its own.
 struct Ahead {
@@ -121,13 +146,13 @@ class Worker {
         return exact_.quantized_linear(op.quantized_linear, few() ? quantized_ : (const RowBlock*)run_.buffers[op.in.buffer], out,
                                        run_.tokens, first, last, run_.dtype);
       case kQuantize: return exact_.quantize(op.quantize, in, (RowBlock*)run_.buffers[op.out.buffer], first, last, run_.dtype);
-      case kNorm: return norm_rows<T>(op.norm, in, out, first, last);
+      case kNorm: return norms<T>(exact_, op.norm, in, out, first, last);
       case kRopeWrite:
-        return rope_write_rows<T>(op.rope_write, out, run_.positions, group(op), run_.layers[op.layer].cache, first,
-                                  last);
+        return rope_writes<T>(exact_, op.rope_write, out, run_.positions, group(op), run_.layers[op.layer].cache, first,
+                              last);
       case kAttention:
         for (int64_t unit = first; unit < last; unit++)
-          attend_unit<T>(op.attention, in, out, group(op), run_.layers[op.layer].cache, group(op).units[unit], room_);
+          attention<T>(exact_, op.attention, in, out, group(op), run_.layers[op.layer].cache, group(op).units[unit], room_);
     }
   }
 

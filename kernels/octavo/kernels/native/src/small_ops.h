@@ -71,7 +71,9 @@ void rope_write_rows(const RopeWrite& op, void* x, const int64_t* positions, con
                      const LayerCache& cache, int64_t first, int64_t last) {
   const int64_t half = op.rotary_dim / 2, d = op.head_dim;
   for (int64_t row = first; row < last; row++) {
-    prefetch_heads<T>(cache, step.slots[row], step.block_size, op.kv_heads, d);
+    with_cache<T>(cache, [&](auto c) __attribute__((always_inline)) {
+      prefetch_heads<decltype(c)>(cache, step.slots[row], step.block_size, op.kv_heads, d);
+    });
     T* heads = (T*)x + row * op.x_stride;
     for (int64_t head = 0; head < op.query_heads + op.kv_heads; head++) {
       T* at = heads + head * d;
@@ -80,7 +82,9 @@ void rope_write_rows(const RopeWrite& op, void* x, const int64_t* positions, con
       if (op.cos) rotate(at, op.cos + positions[row] * half, op.sin + positions[row] * half, half);
     }
     const T* key = heads + op.query_heads * d;
-    write_heads<T>(key, key + op.kv_heads * d, cache, step.slots[row], step.block_size, op.kv_heads, d);
+    with_cache<T>(cache, [&](auto c) __attribute__((always_inline)) {
+      write_heads<decltype(c)>(key, key + op.kv_heads * d, cache, step.slots[row], step.block_size, op.kv_heads, d);
+    });
   }
 }
 

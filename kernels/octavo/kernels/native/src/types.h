@@ -7,7 +7,7 @@
 
 namespace octavo {
 
-enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1 };
+enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2 };
 enum Epilogue : int32_t { kStore = 0, kAdd = 1, kGate = 2, kStoreFloat = 3, kMultiply = 4 };
 enum Activation : int32_t { kSilu = 0, kGeluTanh = 1 };
 
@@ -52,6 +52,7 @@ struct Norm {
   int64_t size, x_stride, y_stride;
   float eps, scale;
   int32_t epilogue;
+  int32_t exact;  // 1, of fp32: rounded alike on every instruction set
 };
 
 // Rotary embedding and optional norms of queries and keys, in place, and the write of keys and values into the cache.
@@ -63,6 +64,7 @@ struct RopeWrite {
   const float* key_norm;
   int64_t rotary_dim, query_heads, kv_heads, head_dim, x_stride;
   float eps;
+  int32_t exact;  // as `Norm::exact`
 };
 
 // Queries are the first heads of a row of x.
@@ -70,14 +72,17 @@ struct Attention {
   const float* sinks;  // [query_heads] or null
   int64_t query_heads, kv_heads, head_dim, x_stride, y_stride;
   float scale, softcap;
+  int32_t exact;  // as `Norm::exact`
 };
 
-// Keys and values of one layer: [num_blocks][kv_heads][block_size x head_dim], the innermost as in cache.h. Blocks are
-// `block_stride` elements apart: between them lie the same blocks of other layers.
+// Keys and values of one layer: [num_blocks][kv_heads][block_size x head_dim], the innermost as in cache.h, of `dtype`,
+// which need not be the computation's. Blocks are `block_stride` elements apart: between them lie the same blocks of other
+// layers.
 struct LayerCache {
   void* keys;
   void* values;
   int64_t block_stride;
+  int32_t dtype;
 };
 
 // Consecutive tokens of one sequence in this step, for one KV head: what one thread attends for at a time.

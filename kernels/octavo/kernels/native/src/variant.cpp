@@ -59,9 +59,10 @@ void linear_call(const Linear& op, const void* x, void* y, int64_t tokens, int32
   });
 }
 
-void norm_call(const Norm& op, const void* x, void* y, int64_t tokens, int32_t dtype, int32_t threads) {
+void norm_call(const Norm& op, const void* x, void* y, int64_t tokens, int32_t dtype, int32_t threads,
+               const Exact& exact) {
   with_type(dtype, [&](auto t) {
-    in_shares(tokens, threads, [&](int64_t first, int64_t last) { norm_rows<decltype(t)>(op, x, y, first, last); });
+    in_shares(tokens, threads, [&](int64_t first, int64_t last) { norms<decltype(t)>(exact, op, x, y, first, last); });
   });
 }
 
@@ -71,21 +72,23 @@ void write_call(const void* key, const void* value, int64_t key_stride, int64_t 
   with_type(dtype, [&](auto t) {
     using T = decltype(t);
     in_shares(tokens, threads, [&](int64_t first, int64_t last) {
-      for (int64_t row = first; row < last; row++)
-        write_heads<T>((const T*)key + row * key_stride, (const T*)value + row * value_stride, cache, step.slots[row],
-                       step.block_size, kv_heads, head_dim);
+      with_cache<T>(cache, [&](auto c) {
+        for (int64_t row = first; row < last; row++)
+          write_heads<decltype(c)>((const T*)key + row * key_stride, (const T*)value + row * value_stride, cache,
+                                   step.slots[row], step.block_size, kv_heads, head_dim);
+      });
     });
   });
 }
 
 void attend_call(const Attention& op, const void* x, void* y, const GroupStep& step, const LayerCache& cache,
-                 int32_t dtype, int32_t threads) {
+                 int32_t dtype, int32_t threads, const Exact& exact) {
   with_type(dtype, [&](auto t) {
     std::atomic<int64_t> taken{0};
     on_team(threads, [&](int, int) {
-      std::vector<float> room(attention_room<decltype(t)>(op.head_dim));
+      std::vector<float> room(attention_room(op.head_dim));
       for (int64_t unit; (unit = taken.fetch_add(1)) < step.num_units;)
-        attend_unit<decltype(t)>(op, x, y, step, cache, step.units[unit], room.data());
+        attention<decltype(t)>(exact, op, x, y, step, cache, step.units[unit], room.data());
     });
   });
 }
@@ -123,7 +126,7 @@ int64_t quantized_room(const Run& run) {
 template <typename T>
 void run_ops(const Run& run, const Exact& exact) {
   const std::unique_ptr<Progress[]> progress(new Progress[run.num_ops]);
-  const int64_t room_size = attention_room<T>(largest_head(run)), quantized_size = quantized_room(run);
+  const int64_t room_size = attention_room(largest_head(run)), quantized_size = quantized_room(run);
   on_team(run.threads, [&](int thread, int threads) {
     std::vector<float> room(room_size);
     const std::unique_ptr<RowBlock[]> quantized(new RowBlock[quantized_size]);

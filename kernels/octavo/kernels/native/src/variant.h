@@ -14,18 +14,26 @@ struct Exact {
   // Panels `first` to `last` of y, of the type that x had, from all quantised rows.
   void (*quantized_linear)(const QuantizedLinear& op, const RowBlock* rows, void* y, int64_t tokens, int64_t first,
                            int64_t last, int32_t dtype);
+  // Of rows of fp32, where an operation is `exact`.
+  void (*norm_rows)(const Norm& op, const void* x, void* y, int64_t first, int64_t last);
+  void (*rope_write_rows)(const RopeWrite& op, void* x, const int64_t* positions, const GroupStep& step,
+                          const LayerCache& cache, int64_t first, int64_t last);
+  // Where an operation is `exact`, or the cache has another type than the computation.
+  void (*attend_unit)(const Attention& op, const void* x, void* y, const GroupStep& step, const LayerCache& cache,
+                      const Unit& unit, float* room, int32_t dtype);
 };
 
 struct Variant {
   // Packed as `Linear::weight`: panels of 32 outputs, in each the inputs in their order. `weight`: [outputs, inputs].
   void (*pack_weight)(const void* weight, void* packed, int64_t outputs, int64_t inputs, int32_t dtype);
   void (*linear)(const Linear& op, const void* x, void* y, int64_t tokens, int32_t dtype, int32_t threads);
-  void (*norm)(const Norm& op, const void* x, void* y, int64_t tokens, int32_t dtype, int32_t threads);
+  void (*norm)(const Norm& op, const void* x, void* y, int64_t tokens, int32_t dtype, int32_t threads,
+               const Exact& exact);
   void (*write)(const void* key, const void* value, int64_t key_stride, int64_t value_stride, const LayerCache& cache,
                 const GroupStep& step, int64_t tokens, int64_t kv_heads, int64_t head_dim, int32_t dtype,
                 int32_t threads);
   void (*attend)(const Attention& op, const void* x, void* y, const GroupStep& step, const LayerCache& cache,
-                 int32_t dtype, int32_t threads);
+                 int32_t dtype, int32_t threads, const Exact& exact);
   void (*argmax)(const float* logits, int64_t rows, int64_t size, float* values, int64_t* tokens, int32_t threads);
   void (*run)(const Run& run, const Exact& exact);
 };
