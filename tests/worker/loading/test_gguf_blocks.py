@@ -3,34 +3,21 @@
 from collections.abc import Callable
 
 import gguf
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from octavo.kernels.quantized import Quantized
+from octavo.testing.small.gguf_model import random_blocks
 from octavo.worker.loading.gguf_blocks import unpack
 
 KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL")
-# Where the fp16 numbers of a block lie.
-FACTORS = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
-OUTPUTS, BLOCKS = 5, 3
-
-
-def random_rows(kind: str, seed: int = 0) -> np.ndarray:
-    """Blocks of any bits, with factors that are no NaN and no infinity."""
-    size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][1]
-    drawn = np.random.default_rng(seed)
-    rows = drawn.integers(0, 256, (OUTPUTS, BLOCKS, size), dtype=np.uint8)
-    for place in FACTORS.get(kind, (0,)):
-        factors = drawn.normal(0, 0.1, (OUTPUTS, BLOCKS, 1)).astype(np.float16)
-        rows[..., place : place + 2] = factors.view(np.uint8)
-    return rows.reshape(OUTPUTS, -1)
+SHAPE = (5, 768)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_values_are_those_of_the_formats_own_package(kind: str) -> None:
-    rows = random_rows(kind)
+    rows = random_blocks(kind, SHAPE, 0.1)
     expected = torch.from_numpy(gguf.dequantize(rows, gguf.GGMLQuantizationType[kind]))
     found = unpack(kind, torch.from_numpy(rows)).dequantize()
     assert torch.equal(found, expected)
@@ -38,7 +25,7 @@ def test_values_are_those_of_the_formats_own_package(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_codes_and_scales_are_all_that_a_block_holds(kind: str) -> None:
-    rows = random_rows(kind, seed=1)
+    rows = random_blocks(kind, SHAPE, 0.1)
     weight = unpack(kind, torch.from_numpy(rows))
     assert torch.equal(packed(kind, weight), torch.from_numpy(rows))
 

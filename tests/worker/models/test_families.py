@@ -269,7 +269,7 @@ def test_gemma_rounds_the_scale_of_its_embeddings_as_its_embeddings(tmp_path: Pa
     native = load_native(tmp_path, torch.bfloat16)
     ids = torch.tensor(PROMPTS[1])
     with torch.inference_mode():
-        assert torch.equal(native.embedding[ids] * native.embedding_scale, model.model.embed_tokens(ids))
+        assert torch.equal(native.embedding_rows(ids) * native.embedding_scale, model.model.embed_tokens(ids))
 
 
 def test_layers_that_turn_alike_share_one_table_of_angles(tmp_path: Path) -> None:

@@ -1,7 +1,10 @@
 """A vocabulary that several ranks share reads and answers like a whole one."""
 
+from functools import partial
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.testing.shard_threads import ThreadGroup, run_ranks
@@ -17,7 +20,7 @@ def test_every_rank_gets_all_rows(size: int) -> None:
     def embedded(group: ThreadGroup) -> Tensor:
         vocabulary = ShardedVocabulary(11, group)
         mine = vocabulary.share.mine
-        return vocabulary.embed(IDS.clone(), EMBEDDING[mine.start : mine.stop])
+        return vocabulary.look_up(IDS.clone(), partial(F.embedding, weight=EMBEDDING[mine.start : mine.stop]))
 
     for rows in run_ranks(size, embedded):
         assert torch.equal(rows, EMBEDDING[IDS])
@@ -39,9 +42,12 @@ def test_the_first_rank_gets_all_logits_and_others_none(size: int) -> None:
 
 def test_ids_are_left_as_they_were() -> None:
     ids = IDS.clone()
-    run_ranks(
-        2, lambda group: ShardedVocabulary(11, group).embed(ids, EMBEDDING[: len(ShardedVocabulary(11, group).share)])
-    )
+
+    def look_up(group: ThreadGroup) -> None:
+        vocabulary = ShardedVocabulary(11, group)
+        vocabulary.look_up(ids, partial(F.embedding, weight=EMBEDDING[: len(vocabulary.share)]))
+
+    run_ranks(2, look_up)
     assert torch.equal(ids, IDS)
 
 

@@ -3,10 +3,13 @@
 Touvron et al., "LLaMA" (2023). `octavo.worker.models.architectures` lists the differences between its members.
 """
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.kernels.quantized import Quantized
@@ -15,10 +18,12 @@ from octavo.worker.loading.weights import WeightSource
 from octavo.worker.models.config import DecoderConfig
 from octavo.worker.models.decoder import PagedStep
 from octavo.worker.models.layers import MLP, Attention, DecoderLayer, RMSNorm, ShardedRMSNorm
-from octavo.worker.models.linear import GatedLinear, Linear
+from octavo.worker.models.linear import GatedLinear, Linear, Weight, obstacle_to_quantized
 from octavo.worker.models.rotary import Angles, RotaryTable, halves_first
 from octavo.worker.tensor_parallel.group import SINGLE, ShardGroup
 from octavo.worker.tensor_parallel.shards import ShardedVocabulary, Shards, Share, stacked
+
+logger = logging.getLogger(__name__)
 
 
 class LayerLoader:
@@ -58,18 +63,23 @@ class LayerLoader:
         self._checkpoint = checkpoint
         self._dtype = dtype
         self._device = device
+        # Why quantised weights cannot stay so; None if they can.
+        self._to_dequantize = obstacle_to_quantized() if device.type == "cpu" else "they stay so on a CPU only"
+        self._told = False
 
-    def embedding(self) -> Tensor:
-        """Returns this rank's rows of the embedding, [len(vocabulary.share), hidden_size]."""
-        return self._vocabulary_rows("model.embed_tokens.weight")
+    def vocabulary_layers(self) -> tuple[Callable[[Tensor], Tensor], Linear]:
+        """Returns what looks up this rank's rows of the embedding, and the linear layer to the logits of its share.
 
-    def lm_head(self, embedding: Tensor) -> Linear:
-        """Returns the linear layer to the logits of this rank's share of the vocabulary."""
-        name = "lm_head.weight"
+        A quantised embedding stays so, and is the LM head as well where it is tied.
+        """
+        embedding, name = self._vocabulary_rows("model.embed_tokens.weight"), "lm_head.weight"
         # A stored LM head is meant, whatever config.json says of tying it to the embedding: so transformers has it.
-        if self.config.tie_word_embeddings and name not in self._checkpoint.shapes():
-            return Linear(embedding)
-        return Linear(self._vocabulary_rows(name))
+        tied = self.config.tie_word_embeddings and name not in self._checkpoint.shapes()
+        if isinstance(embedding, Tensor):
+            lm_head = Linear(embedding if tied else self._vocabulary_rows(name))
+            return partial(F.embedding, weight=embedding), lm_head
+        packed = Linear(embedding)
+        return partial(_rows_of, packed, self._dtype), packed if tied else Linear(self._vocabulary_rows(name))
 
     def norm(self, prefix: str, size: int, part: TensorPart | None = None) -> RMSNorm:
         # What a GGUF file holds is the sum already: fp64 loses none of its bits, and rounds no other sum otherwise.
@@ -123,13 +133,13 @@ class LayerLoader:
         tensors: dict[str, list[Share]] = {"q_proj": [query], "k_proj": [kv], "v_proj": [kv]}
         if self._architecture.fused_qkv:
             tensors = {"qkv_proj": [query, kv, kv]}
-        weight, bias = self._rows(prefix, tensors, config.qkv_bias)
+        weights, bias = self._rows(prefix, tensors, config.qkv_bias)
         rotary = config.rotaries[index]
         if rotary is not None and self._architecture.interleaved_rotary:
             turning = config.num_heads + config.num_kv_heads
             order = halves_first(turning, config.num_kv_heads, config.head_dim, rotary.rotary_dim).to(self._device)
-            weight, bias = weight[order], None if bias is None else bias[order]
-        return Linear(weight, bias)
+            weights, bias = _reordered(weights, order), None if bias is None else bias[order]
+        return Linear(weights, bias)
 
     def _head_norm(self, prefix: str, heads: Share, copies: int) -> RMSNorm | ShardedRMSNorm | None:
         """Returns the norm of queries or keys; `copies` is the number of ranks that hold each of `heads`."""
@@ -156,26 +166,26 @@ class LayerLoader:
     def _head_rows(self, heads: Share) -> Share:
         return heads.times(self.config.head_dim)
 
-    def _rows(self, prefix: str, tensors: Mapping[str, list[Share]], bias: bool) -> tuple[Tensor, Tensor | None]:
-        """Returns this rank's rows of linear layers over all hidden states, and their biases.
+    def _rows(self, prefix: str, tensors: Mapping[str, list[Share]], bias: bool) -> tuple[list[Weight], Tensor | None]:
+        """Returns this rank's rows of linear layers over all hidden states, layer by layer, and all their biases.
 
         For each layer in `tensors`, these are the rows of one share after the other.
         """
-        weights, biases = [], []
+        weights, biases = list[Weight](), list[Tensor]()
         for name, shares in tensors.items():
             rows, part = sum(share.whole for share in shares), stacked(0, shares)
-            weights.append(self._tensor(f"{prefix}.{name}.weight", (rows, self.config.hidden_size), part))
+            weights.append(self._weight(f"{prefix}.{name}.weight", (rows, self.config.hidden_size), part))
             if bias:
                 biases.append(self._tensor(f"{prefix}.{name}.bias", (rows,), part))
-        return _joined(weights), _joined(biases) if biases else None
+        return weights, torch.cat(biases) if biases else None
 
-    def _summed(self, name: str, inputs: Share, bias: bool) -> tuple[Tensor, Tensor | None]:
+    def _summed(self, name: str, inputs: Share, bias: bool) -> tuple[Weight, Tensor | None]:
         """Returns this rank's columns of a linear layer to hidden states, whose products all ranks add up.
 
         One of the ranks adds the bias.
         """
         shape = self.config.hidden_size, inputs.whole
-        weight = self._tensor(f"{name}.weight", shape, inputs.along(1))
+        weight = self._weight(f"{name}.weight", shape, inputs.along(1))
         if not bias:
             return weight, None
         if self._group.rank:
@@ -183,18 +193,43 @@ class LayerLoader:
             return weight, None
         return weight, self._tensor(f"{name}.bias", shape[:1])
 
-    def _vocabulary_rows(self, name: str) -> Tensor:
+    def _vocabulary_rows(self, name: str) -> Weight:
         share = self.vocabulary.share
-        return self._tensor(name, (share.whole, self.config.hidden_size), share.along(0))
+        return self._weight(name, (share.whole, self.config.hidden_size), share.along(0))
+
+    def _weight(self, name: str, shape: tuple[int, ...], part: TensorPart | None = None) -> Weight:
+        """Returns a weight as it is stored if it is quantised and can stay so, else in the model's dtype."""
+        weight = self._checkpoint.take_weight(name, shape, part)
+        if isinstance(weight, Quantized):
+            if self._to_dequantize is None:
+                return weight
+            self._tell_once()
+            weight = weight.dequantize()
+        return weight.to(self._device, self._dtype)
 
     def _tensor(self, name: str, shape: tuple[int, ...], part: TensorPart | None = None) -> Tensor:
         weight = self._checkpoint.take_weight(name, shape, part)
         values = weight.dequantize() if isinstance(weight, Quantized) else weight
         return values.to(self._device, self._dtype)
 
+    def _tell_once(self) -> None:
+        if not self._told:
+            self._told = True
+            logger.info("the quantised weights become %s: %s", self._dtype, self._to_dequantize)
 
-def _joined(tensors: list[Tensor]) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+
+def _rows_of(packed: Linear, dtype: torch.dtype, places: Tensor) -> Tensor:
+    return packed.rows(places).to(dtype)
+
+
+def _reordered(weights: list[Weight], order: Tensor) -> list[Weight]:
+    """Puts the rows of all `weights` together in an `order` that leaves each row in its weight."""
+    result, start = list[Weight](), 0
+    for weight in weights:
+        own = order[start : start + weight.shape[0]] - start
+        result.append(weight.rows(own) if isinstance(weight, Quantized) else weight[own])
+        start += weight.shape[0]
+    return result
 
 
 class LlamaModel:
@@ -204,7 +239,7 @@ class LlamaModel:
     `config` holds this share, except for `vocab_size`, which is the whole model's. Hidden states are the same on all
     ranks.
 
-    `embedding` is [vocab_size, hidden_size], or this rank's share of the rows; `rotary_tables` has one entry for all
+    `embedding_rows` looks up rows of the embedding, or of this rank's share; `rotary_tables` has one entry for all
     layers with the same rotary embedding. Raises `WeightsError` if the checkpoint does not fit `config`, or
     `ModelConfigError` if the ranks cannot share the model.
     """
@@ -222,18 +257,17 @@ class LlamaModel:
         self.config = loader.config
         self.vocabulary = loader.vocabulary
         self.rotary_tables = list(loader.rotary_tables.values())
-        self.embedding = loader.embedding()
+        self.embedding_rows, self.lm_head = loader.vocabulary_layers()
         self.embedding_scale = _embedding_scale(config, dtype)
         self.layers = [loader.layer(index) for index in range(config.num_layers)]
         self.norm = loader.norm("model.norm", config.hidden_size)
-        self.lm_head = loader.lm_head(self.embedding)
         self.logits_scale = config.logits_scale
         self.final_softcap = config.final_softcap
         checkpoint.finish()
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """Returns the input of the first layer, [tokens, hidden_size], a tensor of its own."""
-        hidden = self.vocabulary.embed(input_ids, self.embedding)
+        hidden = self.vocabulary.look_up(input_ids, self.embedding_rows)
         return hidden if self.embedding_scale == 1.0 else hidden * self.embedding_scale
 
     @property

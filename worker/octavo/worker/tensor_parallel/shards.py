@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.worker.loading.tensor_file import TensorPart
@@ -118,13 +117,11 @@ class ShardedVocabulary:
         self._sizes = shards.sizes(size, "tokens of the vocabulary")
         self._group = group
 
-    def embed(self, input_ids: Tensor, embedding: Tensor) -> Tensor:
-        """Returns the rows of `input_ids`, [tokens, width], on every rank; each has its share of the embedding,
-        [len(share), width]."""
-        return self.look_up(input_ids, lambda places: F.embedding(places, embedding))
-
     def look_up(self, input_ids: Tensor, rows_at: Callable[[Tensor], Tensor]) -> Tensor:
-        """Embeds with `rows_at`, which looks up places in this rank's share and returns a tensor of its own."""
+        """Returns the rows of `input_ids`, [tokens, width], on every rank.
+
+        `rows_at` looks up places in this rank's share of the embedding, and returns a tensor of its own.
+        """
         if self._group.size == 1:
             return rows_at(input_ids)
         places = input_ids - self.share.mine.start

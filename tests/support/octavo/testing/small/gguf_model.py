@@ -16,6 +16,9 @@ OFFSET = ("gemma", "gemma2", "gemma3")
 # One token for each byte would do for any text; models of a test have as many tokens as their configuration says.
 SPECIAL = ("<|end|>", "<|start|>")
 
+# The types that the package does not quantise to, and where the fp16 factors of their blocks lie.
+FACTORS = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+
 Choice = Callable[[str, tuple[int, ...]], str]
 
 
@@ -44,7 +47,7 @@ def write_model(
         kind = gguf.GGMLQuantizationType[choose(name, tuple(tensor.shape))]
         base, _, suffix = name.rpartition(".")
         values = to_llama_cpp(name, tensor, architecture, config)
-        packed = gguf.quantize(values, kind)
+        packed = random_blocks(kind.name, values.shape) if kind.name in FACTORS else gguf.quantize(values, kind)
         found = from_llama_cpp(name, gguf.dequantize(packed, kind), architecture, config)
         tensor.copy_(torch.from_numpy(np.ascontiguousarray(found)))
         told = names.get_name(base)
@@ -55,6 +58,17 @@ def write_model(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def random_blocks(kind: str, shape: tuple[int, ...], factor: float = 2e-4) -> Any:
+    """Rows of blocks of `kind` with any codes, and factors of about `factor`."""
+    block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    drawn = np.random.default_rng(sum(shape))
+    rows = drawn.integers(0, 256, (shape[0], shape[1] // block, size), dtype=np.uint8)
+    for place in FACTORS.get(kind, (0, 2) if kind in ("Q4_1", "Q5_1") else (0,)):
+        factors = drawn.normal(0, factor, (*rows.shape[:2], 1)).astype(np.float16)
+        rows[..., place : place + 2] = factors.view(np.uint8)
+    return rows.reshape(shape[0], -1)
 
 
 def stored(model: Any) -> Iterator[tuple[str, Tensor]]:
