@@ -53,7 +53,7 @@ def assert_like_transformers(directory: Path, model: Any, kernels: str, **option
         expected = model(torch.tensor([PROMPT])).logits[0, -1]
     error = last_logits(runner, PROMPT) - expected
     # Octavo's kernels quantise the inputs of a layer as well.
-    assert error.norm() < (0.03 if kernels == "compiled" else 1e-5) * expected.norm()
+    assert error.norm() < (0.05 if kernels == "compiled" else 1e-5) * expected.norm()
     return isinstance(runner.decoder, TransformersModel)
 
 

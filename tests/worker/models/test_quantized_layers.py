@@ -129,16 +129,24 @@ def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path
 
 
+def whole(weight: Weight | Sequence[Weight]) -> Tensor:
+    """The weight that a model hands on, as one tensor."""
+    parts = [weight] if isinstance(weight, Tensor | Quantized) else weight
+    return torch.cat([part for part in parts if isinstance(part, Tensor)])
+
+
 def linear(weight: Weight | Sequence[Weight], bias: Tensor | None = None, *, numbers: bool) -> Linear:
     """The layer with its weight quantised, that of queries, keys and values in two formats; or with the `numbers` that
     these stand for."""
-    assert isinstance(weight, Tensor)
+    weight = whole(weight)
     several = parts(weight, "q4_0", "q8_0") if len(weight) == 128 else [quantized(weight, "q5_0")]
     return Linear(several, bias, kind=LinearKind.PLAIN if numbers else None)
 
 
-def gated(weight: Tensor, bias: Tensor | None, activation: str, *, numbers: bool) -> GatedLinear:
-    return GatedLinear(parts(weight, "q8_0", "q4_0"), bias, activation, kind=LinearKind.PLAIN if numbers else None)
+def gated(weight: Weight | Sequence[Weight], bias: Tensor | None, activation: str, *, numbers: bool) -> GatedLinear:
+    return GatedLinear(
+        parts(whole(weight), "q8_0", "q4_0"), bias, activation, kind=LinearKind.PLAIN if numbers else None
+    )
 
 
 @contextmanager
