@@ -65,7 +65,6 @@ def test_an_unknown_command_is_a_usage_error() -> None:
     ("command", "absent", "extra"),
     [
         ("prepare-model", "torch", "worker"),
-        ("prepare-model", "gguf", "worker"),
         ("worker", "torch", "worker"),
         ("evaluate", "torch", "worker"),
         ("evaluate", "tokenizers", "worker"),

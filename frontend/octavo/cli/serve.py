@@ -19,7 +19,13 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo.cli.supervision import Child, SupervisionError, alone_with_children
-from octavo.runtime.models.directory import BUNDLED_MODEL, ModelDirectoryError, model_name, resolve_model
+from octavo.runtime.models.directory import (
+    BUNDLED_MODEL,
+    BUNDLED_MODELS,
+    ModelDirectoryError,
+    model_name,
+    resolve_model,
+)
 from octavo.runtime.options.common import (
     API_KEYS,
     GENERATION_CONFIG,
@@ -172,7 +178,7 @@ def _locate(model: str, load_format: str) -> str:
 
     Raises `ModelDirectoryError`.
     """
-    return model if model == BUNDLED_MODEL else str(resolve_model(model, load_format))
+    return model if model in BUNDLED_MODELS else str(resolve_model(model, load_format))
 
 
 def _environment(config: _ServeConfig) -> dict[str, str]:
@@ -232,7 +238,7 @@ async def _prepare(model: str) -> None:
     try:
         resolve_model(model)
     except ModelDirectoryError:
-        await Child("prepare-model", ["prepare-model"]).run_once()
+        await Child("prepare-model", ["prepare-model", model]).run_once()
 
 
 async def _check_free(listen: str) -> None:

