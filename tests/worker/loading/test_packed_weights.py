@@ -192,3 +192,25 @@ def test_a_weight_that_is_left_out_stays_as_it_is(tmp_path: Path) -> None:
     found = source.take_weight("lm_head.weight", (5, 7))
     assert isinstance(found, Tensor)
     assert torch.equal(found, head)
+
+
+def test_a_bias_of_zeros_that_gptq_adds_is_left_out(tmp_path: Path) -> None:
+    kind = KINDS["gptq"]
+    bias = f"{LAYER}.bias"
+    write(tmp_path, kind, packed(kind, weight_of(kind)) | {bias: torch.zeros(OUTPUTS)})
+    assert open_weights(tmp_path, "auto").shapes().keys() == {NAME}
+    taken(tmp_path)
+    # A model whose layers have biases takes it all the same.
+    assert torch.equal(open_weights(tmp_path, "auto").take(bias, (OUTPUTS,)), torch.zeros(OUTPUTS))
+
+
+def test_a_bias_of_gptq_that_the_model_has_no_place_for_is_named(tmp_path: Path) -> None:
+    kind = KINDS["gptq"]
+    bias = torch.arange(OUTPUTS).float()
+    write(tmp_path, kind, packed(kind, weight_of(kind)) | {f"{LAYER}.bias": bias})
+    with pytest.raises(WeightsError, match=rf"1 layers have a bias that config\.json has no place for: {LAYER}\.bias"):
+        taken(tmp_path)
+    source = open_weights(tmp_path, "auto")
+    assert torch.equal(source.take(f"{LAYER}.bias", (OUTPUTS,)), bias)
+    source.take_weight(NAME, (OUTPUTS, INPUTS))
+    source.finish()

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.quantized import Quantized
-from octavo.worker.loading.packed_weights import PARTS, PackedWeight, weight_shape
+from octavo.worker.loading.packed_weights import PARTS, PackedWeight, Parts, weight_shape
 from octavo.worker.loading.quantization_config import Packing, Scheme
 from octavo.worker.loading.tensor_file import TensorPart
 from octavo.worker.loading.weights import WeightsError, WeightSource
@@ -32,7 +32,15 @@ class QuantizedCheckpoint:
         self._weights = {
             f"{module}{_WEIGHT}": _packed(module, scheme.packing(module), stored, source) for module in modules
         }
-        parts = {f"{module}.{name}" for module in modules for name in PARTS[scheme.packing(module).layout].names}
+        # Some versions of AutoGPTQ give every layer a bias, of zeros where it has none.
+        biases = [
+            name
+            for weight in self._weights.values()
+            if weight.packing.layout == "gptq" and (name := f"{weight.module}.bias") in stored
+        ]
+        self._biases = {name for name in biases if source.take(name, stored[name]).any()}
+        parts = {f"{weight.module}.{name}" for weight in self._weights.values() for name in _parts(weight).names}
+        parts.update(set(biases) - self._biases)
         self._shapes = {name: shape for name, shape in stored.items() if name not in parts}
         self._shapes |= {name: weight.shape for name, weight in self._weights.items()}
 
@@ -50,6 +58,7 @@ class QuantizedCheckpoint:
         packed = self._weights.get(name)
         if packed is None:
             tensor = self._source.take(name, shape, part)
+            self._biases.discard(name)
             if not tensor.is_floating_point() or tensor.itemsize == 1:
                 raise WeightsError(f"tensor {name!r} is {_name(tensor.dtype)}, and no scales are stored beside it")
             return tensor
@@ -63,6 +72,7 @@ class QuantizedCheckpoint:
         """Declares that `name`, if present, is rightly not used."""
         packed = self._weights.get(name)
         if packed is None:
+            self._biases.discard(name)
             self._source.drop(name)
         else:
             self._drop_parts(packed)
@@ -70,10 +80,17 @@ class QuantizedCheckpoint:
     def finish(self) -> None:
         """Raises `WeightsError` if a tensor was neither taken nor dropped."""
         self._source.finish()
+        if self._biases:
+            names = ", ".join(sorted(self._biases)[:5])
+            raise WeightsError(f"{len(self._biases)} layers have a bias that config.json has no place for: {names}")
 
     def _drop_parts(self, packed: PackedWeight) -> None:
-        for part in PARTS[packed.packing.layout].names:
+        for part in _parts(packed).names:
             self._source.drop(f"{packed.module}.{part}")
+
+
+def _parts(packed: PackedWeight) -> Parts:
+    return PARTS[packed.packing.layout]
 
 
 def _packed(module: str, packing: Packing, stored: Mapping[str, tuple[int, ...]], source: WeightSource) -> PackedWeight:
