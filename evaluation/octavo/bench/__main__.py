@@ -13,6 +13,7 @@ from octavo.bench.in_process import planned_steps
 from octavo.bench.report import ALONE, LLAMA_CPP, OPENVINO, PLAIN, WHOLE, BenchReport, Runs, to_text
 from octavo.bench.systems import Bench, MeasuredSystem
 from octavo.bench.table import keep
+from octavo.bench.whole import token_cost
 from octavo.bench.workloads import NAMES, make_case, warm_up
 from octavo.runtime.models.directory import BUNDLED_MODEL, resolve_model
 
@@ -30,6 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print("\n".join(_instruction_sets(options, _work(options, model), bench)))
             return 0
         report = _measure(options, _work(options, model), bench)
+    if "whole" in options.paths:
+        # Once all else has ended, which would take CPU time of its own.
+        report.token_costs.extend(token_cost.measure(model, token_cost.usual_loads(quick=options.quick)))
     print(to_text(report))
     keep(report.to_json(), options.json)
     return 0

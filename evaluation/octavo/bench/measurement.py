@@ -137,6 +137,18 @@ def _cpu_s(stat: Path) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
 
+def wake_ups(pid: int) -> int:
+    """Returns how often the threads of a process have slept of themselves, each time to be woken."""
+    return sum(_voluntary_switches(status) for status in Path(f"/proc/{pid}/task").glob("*/status"))
+
+
+def _voluntary_switches(status: Path) -> int:
+    for line in status.read_text().splitlines():
+        if line.startswith("voluntary_ctxt_switches:"):
+            return int(line.split()[1])
+    raise RuntimeError(f"{status} names no voluntary_ctxt_switches")
+
+
 def machine_cpu_s() -> float:
     """Returns the CPU seconds of all processes and of the kernel itself."""
     user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])

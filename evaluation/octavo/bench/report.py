@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from octavo.bench.figures import FIGURES, CaseFigure, CaseWork, Floor, Yardsticks
 from octavo.bench.measurement import Measurement
 from octavo.bench.table import line
+from octavo.bench.whole.token_cost import TokenCost, to_lines
 
 ALONE = "worker alone"
 WHOLE = "all processes"
@@ -69,12 +70,14 @@ class FigureRow:
 
 @dataclass(frozen=True)
 class BenchReport:
-    """Holds the whole report. `work` is by case; `yardsticks` are by number of threads, in the order of the rounds."""
+    """Holds the whole report. `work` is by case; `yardsticks` are by number of threads, in the order of the rounds;
+    `token_costs` are those of all processes around the model, where these ran."""
 
     settings: dict[str, object]
     work: dict[str, CaseWork]
     yardsticks: dict[int, list[Yardsticks]]
     runs: list[Runs]
+    token_costs: list[TokenCost] = field(default_factory=list)
 
     @property
     def figures(self) -> list[CaseFigure]:
@@ -124,6 +127,7 @@ class BenchReport:
             },
             "yardsticks": {threads: [asdict(one) for one in several] for threads, several in self.yardsticks.items()},
             "runs": [asdict(runs) for runs in self.runs],
+            "token_costs": [asdict(cost) for cost in self.token_costs],
         }
 
 
@@ -141,7 +145,8 @@ def to_text(report: BenchReport) -> str:
     """Formats everything but the single runs."""
     about = [f"{runs.title}: {runs.about}" for runs in report.runs if runs.about]
     figures = (_figure(report, figure) for figure in report.figures)
-    parts = [about, [line(_HEADS, _WIDTHS)], *figures, [_NOTES], _best_threads(report), _details(report)]
+    costs = to_lines(report.token_costs) if report.token_costs else ()
+    parts = [about, [line(_HEADS, _WIDTHS)], *figures, [_NOTES], costs, _best_threads(report), _details(report)]
     return "\n\n".join(text for part in parts if (text := "\n".join(part)))
 
 

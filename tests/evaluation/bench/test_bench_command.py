@@ -50,6 +50,7 @@ def test_every_case_runs_everywhere_and_is_reported(
     for name in ("a, time per token", "a, first token", "b, output", "c, prompts", "d, all", "d-warm, all", "e, all"):
         assert (f"\n{name} (" in text) == (name.partition(",")[0] in names)
     assert "a decode step, profiled" in text
+    assert "\ngRPC, 64 streams, steps of 40 ms" in text
     check_report(json.loads(path.read_bytes()), names)
 
 
@@ -63,5 +64,8 @@ def check_report(report: dict[str, Any], names: list[str]) -> None:
     # What the worker did is what had been planned; the second round began with a cache that was no help.
     for name, steps in report["steps"].items():
         assert {run["steps"] for run in alone["measurements"][name]} == {len(steps)}
+    # So few tokens may take less than the kernel counts.
+    assert [cost["load"]["streams"] for cost in report["token_costs"]] == [1, 64]
+    assert all(cost["scheduler_wake_ups"] > 0 and cost["token_ms"] > 0 for cost in report["token_costs"])
     assert all(row["over_floor"] > 0 for figure in report["figures"] for row in figure["rows"])
     assert len(report["yardsticks"]["1"]) == 2

@@ -3,8 +3,10 @@
 Just enough of HTTP/2 (RFC 9113) to send requests and find the messages in what comes.
 """
 
+import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 
 from octavo.bench.frontend.load import Receipts, StreamLoad, connect, read_all, run
 from octavo.v1 import generation_pb2 as pb
@@ -20,7 +22,12 @@ _PATH = b"/octavo.v1.GenerationService/Generate"
 
 def load(asked: StreamLoad) -> list[Receipts]:
     """Streams of all connections; stream `i` is on connection `i % connections`."""
-    connections = [connect(asked.host, asked.port) for _ in range(asked.connections)]
+    with ExitStack() as held:
+        connections = [held.enter_context(connect(asked.host, asked.port)) for _ in range(asked.connections)]
+        return _read(asked, connections)
+
+
+def _read(asked: StreamLoad, connections: Sequence[socket.socket]) -> list[Receipts]:
     readers = [_Reader() for _ in connections]
     for place, connection in enumerate(connections):
         streams = range(place, asked.streams, asked.connections)
@@ -54,7 +61,9 @@ def _opening() -> bytes:
 
 def _call(stream: int, asked: StreamLoad) -> bytes:
     message = pb.GenerateRequest(
-        text=asked.prompt, stopping=pb.StoppingCriteria(max_new_tokens=asked.tokens, ignore_eos=True)
+        text=asked.prompt,
+        sampling=pb.SamplingParams(allowed_token_ids=asked.among),
+        stopping=pb.StoppingCriteria(max_new_tokens=asked.tokens, ignore_eos=True),
     ).SerializeToString()
     data = b"\0" + struct.pack(">I", len(message)) + message
     # What is larger than a frame may be is cut; prompts here are shorter than the window is at first.

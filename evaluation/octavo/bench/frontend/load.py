@@ -22,8 +22,8 @@ TOKEN_CHARACTERS = 4
 
 @dataclass(frozen=True)
 class StreamLoad:
-    """Describes a load of `streams` streams of `tokens` tokens each. `api` chooses the HTTP interface: completions or
-    chat."""
+    """Describes a load of `streams` streams of `tokens` tokens each, which are `among` those named, if any are. `api`
+    chooses the HTTP interface: completions or chat."""
 
     port: int
     streams: int
@@ -32,6 +32,7 @@ class StreamLoad:
     connections: int = 1
     api: str = ""
     host: str = "127.0.0.1"
+    among: Sequence[int] = ()
 
 
 def run(load: Callable[[StreamLoad], list[Receipts]]) -> None:

@@ -89,7 +89,7 @@ class Rig(contextlib.ExitStack):
         directory.mkdir(mode=0o700, exist_ok=True)
         self._model, self._directory = model, directory
         self._endpoint = f"ipc://{directory}/frontends.sock"
-        setup = {"endpoint": self._endpoint, "model": _model_info(model), "token_ids": _token_ids(model)}
+        setup = {"endpoint": self._endpoint, "model": _model_info(model), "token_ids": plain_tokens(model)}
         self.scheduler = self.load("paced_scheduler", setup)
         self.scheduler.line()
 
@@ -153,7 +153,7 @@ def _model_info(model: Path) -> dict[str, Any]:
     return {name: getattr(info, name) for name in info.__struct_fields__}
 
 
-def _token_ids(model: Path) -> list[int]:
+def plain_tokens(model: Path) -> list[int]:
     """Finds up to `_NUM_TOKENS` tokens of `TOKEN_CHARACTERS` letters or blanks each."""
     tokenizer = ModelTokenizer(model)
     found = (i for i in sorted(tokenizer.ids(added=False).values()) if _is_plain(tokenizer.piece(i)))

@@ -3,6 +3,7 @@ SETUP`; see `load`."""
 
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 from octavo.bench.frontend.load import TOKEN_CHARACTERS, Receipts, StreamLoad, connect, read_all, run
 
@@ -11,16 +12,17 @@ _PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
 
 def load(asked: StreamLoad) -> list[Receipts]:
-    connections = [connect(asked.host, asked.port) for _ in range(asked.streams)]
-    pieces: list[list[tuple[float, bytes]]] = [[] for _ in connections]
+    pieces: list[list[tuple[float, bytes]]] = [[] for _ in range(asked.streams)]
 
     def take(place: int, at: float, data: bytes) -> bool:
         pieces[place].append((at, data))
         return _END in data
 
-    for connection in connections:
-        connection.sendall(call_bytes(asked))
-    read_all(connections, take)
+    with ExitStack() as held:
+        connections = [held.enter_context(connect(asked.host, asked.port)) for _ in pieces]
+        for connection in connections:
+            connection.sendall(call_bytes(asked))
+        read_all(connections, take)
     return [_receipts(one) for one in pieces]
 
 
@@ -29,6 +31,8 @@ def call_bytes(asked: StreamLoad) -> bytes:
     prompt: dict[str, object] = {"prompt": asked.prompt}
     if asked.api == "chat":
         prompt = {"messages": [{"role": "user", "content": asked.prompt}]}
+    if asked.among:
+        prompt["allowed_token_ids"] = list(asked.among)
     body = json.dumps({**prompt, "max_tokens": asked.tokens, "ignore_eos": True, "stream": True}).encode()
     # The frontend refuses calls to a host that it does not know.
     head = f"POST {_PATHS[asked.api]} HTTP/1.1\r\nhost: {asked.host}:{asked.port}\r\ncontent-type: application/json"
