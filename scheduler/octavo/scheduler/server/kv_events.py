@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 import zmq
+import zmq.asyncio
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
@@ -32,7 +33,6 @@ from octavo.runtime.telemetry.numbers import Tally, counter
 from octavo.runtime.transport.endpoints import EndpointError, check_endpoint, check_unguarded, claimed, is_loopback
 from octavo.runtime.transport.sockets import bind_router, make_publisher
 from octavo.scheduler.kv.census import AllBlocksCleared, BlockCensus, BlockRemoved, BlockStored, KVEvent
-from octavo.scheduler.server.poller import watching
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +49,6 @@ _REPLAYED_AT_ONCE = 64
 _LOOK_S = 0.01
 # Seconds after which a replay to one who does not read is given up.
 _REPLAY_PATIENCE_S = 5.0
-_IDLE_S = 60.0
 # Names of an event's values, in their order; maps leave those out that are optional and None.
 _OPTIONAL: Final = ("extra_keys", "group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window")
 _STORED: Final = (
@@ -229,7 +228,7 @@ def _number(number: int) -> bytes:
 class Replays:
     """Answers those who ask at a ROUTER socket for batches that they have missed, one after the other."""
 
-    def __init__(self, stream: KVEventStream, socket: "zmq.Socket[bytes]", topic: bytes) -> None:
+    def __init__(self, stream: KVEventStream, socket: zmq.asyncio.Socket, topic: bytes) -> None:
         self._stream = stream
         self._socket = socket
         self._topic = topic
@@ -237,18 +236,8 @@ class Replays:
 
     async def run(self) -> None:
         """Serves until cancelled."""
-        with watching([self._socket]) as arrivals:
-            while True:
-                await arrivals.wait(_IDLE_S)
-                for frames in self._received():
-                    await self._answer(frames)
-
-    def _received(self) -> Iterator[list[bytes]]:
         while True:
-            try:
-                yield self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
+            await self._answer(await self._socket.recv_multipart())
 
     async def _answer(self, request: list[bytes]) -> None:
         if len(request) != 3 or request[1] or len(request[2]) != _NUMBER_BYTES:
@@ -261,7 +250,7 @@ class Replays:
         replay = ((self._topic, *each) for each in self._stream.replay(int.from_bytes(start, "big")))
         waits = round(_REPLAY_PATIENCE_S / _LOOK_S)
         for count, frames in enumerate(chain(replay, [(b"", _END, b"")]), 1):
-            while (left := self._sent([identity, b"", *frames])) is None and waits:
+            while (left := await self._sent([identity, b"", *frames])) is None and waits:
                 waits -= 1
                 await asyncio.sleep(_LOOK_S)
             if not left:
@@ -269,10 +258,10 @@ class Replays:
             if count % _REPLAYED_AT_ONCE == 0:
                 await asyncio.sleep(0)
 
-    def _sent(self, frames: list[bytes]) -> bool | None:
+    async def _sent(self, frames: list[bytes]) -> bool | None:
         """Sends a message and returns whether it left: None if its reader has to read first, False if it has gone."""
         try:
-            self._socket.send_multipart(frames, zmq.NOBLOCK)
+            await self._socket.send_multipart(frames, zmq.NOBLOCK)
         except zmq.Again:
             return None
         except zmq.ZMQError:
@@ -321,7 +310,8 @@ def kv_events(config: KVEventsConfig) -> Iterator[Published]:
         num_kept = config.kv_events_buffer if replay_endpoint else 0
         stream = KVEventStream(census, send, config.kv_events_form, num_kept, first, config.kv_events_interval_s)
         if replay_endpoint:
-            router = held.enter_context(bind_router(context, replay_endpoint, is_foreign=True))
+            waited = zmq.asyncio.Context.shadow(context)
+            router = held.enter_context(bind_router(waited, replay_endpoint, is_foreign=True))
             replays = Replays(stream, router, topic)
         _log.info("KV events %s %s", "at" if _listens(endpoint) else "to", endpoint)
         yield Published(census, stream, replays)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 import zmq
 
+from octavo.runtime.transport.arrivals import NOBLOCK, Arrivals, has_arrived
 from octavo.scheduler.core.config import Preemption
 from octavo.scheduler.core.events import (
     CacheReset,
@@ -37,7 +38,7 @@ from octavo.scheduler.core.events import (
 from octavo.scheduler.core.explain import describe, explain
 from octavo.scheduler.core.scheduler import Scheduler
 from octavo.scheduler.server.event_log import Began, Handled, Planned, Recorder, Scheduled, write_nothing
-from octavo.scheduler.server.poller import Wakeup, watching
+from octavo.scheduler.server.wakeup import Wakeup
 from octavo.wire.base import SCHEMA_VERSION, Message
 from octavo.wire.codec import WireError, decode_from_frontend, decode_from_worker
 from octavo.wire.requests import (
@@ -106,10 +107,9 @@ class Wire:
     def receive(self) -> Iterator[list[bytes]]:
         """Yields the messages that have arrived, without waiting."""
         for _ in range(_BATCH):
-            try:
-                yield self.socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
+            if not has_arrived(self.socket):
                 return
+            yield self.socket.recv_multipart(NOBLOCK)
 
     def send(self, peer_id: int, message: Message) -> bool:
         """Sends a message and returns whether it left; False if the peer has gone or does not read."""
@@ -124,7 +124,7 @@ class Wire:
             # The peer's schema has no such message, and the peer goes on without it.
             return True
         try:
-            self.socket.send_multipart([connection, frame], zmq.NOBLOCK)
+            self.socket.send_multipart([connection, frame], NOBLOCK)
         except zmq.ZMQError:
             return False
         return True
@@ -162,13 +162,11 @@ class SchedulerShell:
     async def run(self) -> None:
         """Serves until cancelled."""
         others = [self._departure] if self._departure else []
-        with watching([self._frontends.socket, self._workers.socket], *others) as arrivals:
-            while True:
-                await arrivals.wait(self._patience_s())
-                self.turn()
+        await Arrivals(self.timed_turn, [self._frontends.socket, self._workers.socket], *others).run()
 
-    def _patience_s(self) -> float:
-        """Returns how many seconds to wait if nothing arrives."""
+    def timed_turn(self) -> float:
+        """Takes a turn, and returns how many seconds the next may wait if nothing arrives."""
+        self.turn()
         return min(_TICK_S, max(0.0, self._looks_at[0] - self.now())) if self._looks_at else _TICK_S
 
     def now(self) -> float:

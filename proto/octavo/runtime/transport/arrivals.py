@@ -1,0 +1,109 @@
+"""Calls a function of an event loop when messages have come at ZMQ sockets: to wait for each would cost the loop more
+than most messages do."""
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol, cast
+
+import zmq
+
+# Plain numbers: the flags of the library are enumerations, whose arithmetic costs more than the calls that take them.
+_EVENTS: Final = int(zmq.EVENTS)
+_POLLIN: Final = int(zmq.POLLIN)
+_POLLOUT: Final = int(zmq.POLLOUT)
+NOBLOCK: Final = int(zmq.NOBLOCK)
+
+
+class Readable(Protocol):
+    """An object that can be waited for until it is readable."""
+
+    def fileno(self) -> int: ...
+
+
+def has_arrived(socket: "zmq.Socket[Any]") -> bool:
+    """Tells whether there is a message to receive."""
+    return bool(_events(socket) & _POLLIN)
+
+
+def may_send(socket: "zmq.Socket[Any]") -> bool:
+    """Tells whether a message would leave."""
+    return bool(_events(socket) & _POLLOUT)
+
+
+def _events(socket: "zmq.Socket[Any]") -> int:
+    return cast(int, socket.getsockopt(_EVENTS))
+
+
+class Arrivals:
+    """Calls `take` in the event loop in which it runs: when messages have come at `sockets`, when one of `others` is
+    readable, and after as many seconds without a call as the latest call has returned (infinity: never).
+
+    What one call leaves is taken by the next, and other tasks run in between. A descriptor of ZMQ reports only changes
+    since its socket was last used, and sending is a use: so who sends outside of `take` calls `look` then.
+    """
+
+    def __init__(self, take: Callable[[], float], sockets: "Sequence[zmq.Socket[Any]]", *others: Readable) -> None:
+        self._take = take
+        self._sockets = sockets
+        self._others = others
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._failure: asyncio.Future[None] | None = None
+        self._soon: asyncio.Handle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+
+    async def run(self) -> None:
+        """Runs until cancelled, from a first call on. Raises what a call raises."""
+        self._loop = loop = asyncio.get_running_loop()
+        self._failure = failure = loop.create_future()
+        descriptors = [readable.fileno() for readable in (*self._sockets, *self._others)]
+        for descriptor in descriptors:
+            loop.add_reader(descriptor, self._call)
+        self._soon = loop.call_soon(self._call)
+        try:
+            await failure
+        finally:
+            self._failure = None
+            for descriptor in descriptors:
+                loop.remove_reader(descriptor)
+            for handle in (self._soon, self._timer):
+                if handle:
+                    handle.cancel()
+            self._soon = self._timer = None
+
+    def look(self) -> None:
+        """Has what is there taken soon, if anything is; does nothing where it does not run."""
+        if self._loop and self._failure and not self._soon and any(map(has_arrived, self._sockets)):
+            self._soon = self._loop.call_soon(self._call)
+
+    def _call(self) -> None:
+        if self._soon:
+            self._soon.cancel()
+            self._soon = None
+        loop, failure = self._loop, self._failure
+        if loop is None or failure is None or failure.done():
+            return
+        try:
+            self._due = loop.time() + self._take()
+        except Exception as error:
+            with contextlib.suppress(asyncio.InvalidStateError):
+                failure.set_exception(error)
+            return
+        # Nearly every call comes before it is due: a timer that is too early is put off when it fires.
+        if self._due < (self._timer.when() if self._timer else math.inf):
+            self._set_timer(loop)
+        self.look()
+
+    def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._timer:
+            self._timer.cancel()
+        self._timer = loop.call_at(self._due, self._on_time, loop)
+
+    def _on_time(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        if self._due <= loop.time():
+            self._call()
+        elif self._due < math.inf:
+            self._set_timer(loop)
