@@ -20,6 +20,7 @@ from octavo.frontend.scheduler.pinned_prefixes import PinnedPrefixesError
 from octavo.runtime.models.directory import ModelDirectoryError, model_name, resolve_model
 from octavo.runtime.options.flags import config_of, options_of
 from octavo.runtime.process.gc_tuning import collect_seldom
+from octavo.runtime.process.huge_pages import use_huge_pages
 from octavo.runtime.telemetry import tracing
 from octavo.runtime.transport.curve_keys import read_client_keys
 from octavo.runtime.transport.endpoints import EndpointError, check_endpoint, claimed, unless_off
@@ -113,6 +114,7 @@ async def _serve(config: FrontendConfig) -> None:
             tokenizer = ModelTokenizer(read_tokenizer_files_apart(config.model_directory))
             server = FrontendServer(config, tokenizer)
         collect_seldom(GC_YOUNG, GC_OLDER)
+        use_huge_pages()
         try:
             await server.serve(stopping)
         except SchedulerRefused as error:

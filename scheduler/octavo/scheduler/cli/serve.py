@@ -20,6 +20,7 @@ from octavo.runtime.options.common import INSECURE_METRICS, INSECURE_TCP, METRIC
 from octavo.runtime.options.flags import config_of, options_of
 from octavo.runtime.options.option import DirectoryPath, FilePath, Option
 from octavo.runtime.process.gc_tuning import collect_seldom
+from octavo.runtime.process.huge_pages import use_huge_pages
 from octavo.runtime.telemetry import tracing
 from octavo.runtime.telemetry.metrics import expose, serve
 from octavo.runtime.transport.curve_keys import Peer, ServerKeys, read_server_keys
@@ -167,6 +168,7 @@ async def _serve(config: SchedulerConfig, places: _Places, events: KVEventsConfi
 
         health_loop = HealthLoop(core, shell.now, servicer, publish if records.metrics_listen else None)
         replays = [published.replays.run()] if published.replays else []
+        use_huge_pages()
         await _until_signal(shell.run(), health_loop.follow(), *replays)
         await server.stop(grace=1.0)
 
