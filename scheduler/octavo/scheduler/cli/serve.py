@@ -131,7 +131,7 @@ def scheduler(**parsed: Any) -> None:
     events = config_of(KVEventsConfig, parsed)
     collect_seldom()
     with tracing.exported(records.otlp_endpoint, "octavo-scheduler"):
-        # A step costs a seventh less than in the loop of the standard library.
+        # A process that wakes for each message pays a tenth less than in the loop of the standard library.
         uvloop.run(_serve(config, places, events, records))
 
 
