@@ -85,17 +85,20 @@ def _config(window: int, options: dict[str, Any]) -> WorkerConfig:
 
 
 def _references(config: WorkerConfig, original: str | None) -> dict[str, WorkerConfig]:
-    """Returns what the model is compared with, by name."""
-    plain = replace(config, dtype="float32", kv_cache_dtype="auto", numerics="default")
+    """Returns what the model is compared with, by name: its own weights as numbers, and what they were made of."""
+    plain = replace(config, dtype="float32", kv_cache_dtype="auto", numerics="default", dequantized=True)
     references = {"its own weights, fp32": plain}
     if original:
-        references[f"{original}, fp32"] = replace(plain, model=original)
+        references[f"{original}, fp32"] = replace(plain, model=original, quantization="none")
+    elif config.quantization != "none":
+        references["the weights before, fp32"] = replace(plain, quantization="none")
     return references
 
 
 def _name(config: WorkerConfig, model: "ForcedModel") -> str:
     kv = model.dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
-    return f"{model.name} ({model.dtype}, {kv} KV)"
+    weights = "" if config.quantization == "none" else f"{config.quantization}, "
+    return f"{model.name} ({weights}{model.dtype}, {kv} KV)"
 
 
 def _tell(done: int, windows: int) -> None:

@@ -16,7 +16,7 @@ from octavo.worker.loading.gguf_weights import open_gguf
 from octavo.worker.loading.progress import LoadProgress, WatchedWeights
 from octavo.worker.loading.quantization_config import read_scheme
 from octavo.worker.loading.quantized_checkpoint import QuantizedCheckpoint
-from octavo.worker.loading.quantized_on_load import ENDS, QuantizingWeights
+from octavo.worker.loading.quantized_on_load import ENDS, DequantizedWeights, QuantizingWeights
 from octavo.worker.loading.tensor_file import TensorPart
 from octavo.worker.loading.weights import Checkpoint, WeightsError, WeightSource
 
@@ -84,14 +84,22 @@ def open_weights(
     *,
     quantization: str = "none",
     is_end: Callable[[str], bool] = ENDS.__contains__,
+    dequantized: bool = False,
     ranks: int = 1,
 ) -> WeightSource:
     """Opens the weights of `directory` by one of the words of `octavo.runtime.options.common.LOAD_FORMAT`.
 
     Each of `ranks` processes takes a share. Weights are quantised as `octavo.runtime.options.common.QUANTIZATION` says;
-    `is_end` tells the names of embedding and LM head. Raises `WeightsError` if stored weights cannot be read, or are
-    quantised already where they shall be.
+    `is_end` tells the names of embedding and LM head. `dequantized`: what is quantised, or has been, comes as numbers.
+    Raises `WeightsError` if stored weights cannot be read, or are quantised already where they shall be.
     """
+    source = _quantized(directory, load_format, quantization, is_end, ranks)
+    return DequantizedWeights(source) if dequantized else source
+
+
+def _quantized(
+    directory: Path, load_format: str, quantization: str, is_end: Callable[[str], bool], ranks: int
+) -> WeightSource:
     source = _open(directory, load_format, ranks)
     if quantization == "none":
         return source

@@ -56,6 +56,34 @@ class QuantizingWeights:
         self._source.finish()
 
 
+class DequantizedWeights:
+    """A `WeightSource` of the tensors in `source`, whose weights are what they are as numbers."""
+
+    def __init__(self, source: WeightSource) -> None:
+        self._source = source
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Returns the source's names and shapes."""
+        return self._source.shapes()
+
+    def take(self, name: str, shape: tuple[int, ...], part: TensorPart | None = None) -> Tensor:
+        """Returns the source's tensor. Raises `WeightsError`."""
+        return self._source.take(name, shape, part)
+
+    def take_weight(self, name: str, shape: tuple[int, ...], part: TensorPart | None = None) -> Tensor:
+        """Returns the source's weight, dequantised. Raises `WeightsError`."""
+        weight = self._source.take_weight(name, shape, part)
+        return weight.dequantize() if isinstance(weight, Quantized) else weight
+
+    def drop(self, name: str) -> None:
+        """Drops the tensor in the source."""
+        self._source.drop(name)
+
+    def finish(self) -> None:
+        """Raises `WeightsError` if a tensor was neither taken nor dropped."""
+        self._source.finish()
+
+
 def quantized(name: str, weight: Tensor, to: str) -> Tensor | Quantized:
     """Returns the `weight` called `name` in the format called `to`, or as it is if its inputs fill no group. Raises
     `WeightsError` on values that cannot be quantised."""

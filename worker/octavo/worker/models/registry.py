@@ -29,20 +29,24 @@ def load_model(
     load_format: str = "auto",
     model_impl: str = "auto",
     quantization: str = "none",
+    dequantized: bool = False,
     group: ShardGroup = SINGLE,
 ) -> Decoder:
     """Loads the model in `directory`, its weights on `device` in `dtype`; `max_model_len` shortens its context.
 
     Each rank of a `group` loads its share. `model_impl` is one of the words of `MODEL_IMPL`, `quantization` of
-    `QUANTIZATION`. Raises `ModelConfigError` or `WeightsError`.
+    `QUANTIZATION`; `dequantized`: what is quantised becomes numbers of `dtype` again. Raises `ModelConfigError` or
+    `WeightsError`.
     """
     if quantization != "none" and (reason := obstacle_to_quantized()):
         raise ModelConfigError(
             f"--quantization {quantization} would only lose where Octavo's own kernels cannot multiply by what is"
             f" quantised: {reason}; or leave it out"
         )
-    open_source = partial(open_weights, directory, load_format, quantization=quantization, ranks=group.size)
-    quantized = quantization != "none" or (load_format != "dummy" and is_quantized(directory))
+    open_source = partial(
+        open_weights, directory, load_format, quantization=quantization, dequantized=dequantized, ranks=group.size
+    )
+    quantized = not dequantized and (quantization != "none" or (load_format != "dummy" and is_quantized(directory)))
     if model_impl == "transformers":
         return _transformers_model(directory, dtype, device, max_model_len, open_source, group, quantized)
     try:

@@ -136,6 +136,7 @@ class ModelRunner:
             load_format=settings.load_format,
             model_impl=settings.model_impl,
             quantization=settings.quantization,
+            dequantized=settings.dequantized,
             group=self._group,
         )
         release_free_memory()
