@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "quantized_layout.h"
 #include "types.h"
 
 using namespace octavo;
@@ -19,6 +20,9 @@ void octavo_write(const void* key, const void* value, int64_t key_stride, int64_
                   const GroupStep* step, int64_t tokens, int64_t kv_heads, int64_t head_dim, int32_t dtype, int32_t threads);
 void octavo_attend(const Attention* op, const void* x, void* y, const GroupStep* step, const LayerCache* cache, int32_t dtype,
                    int32_t threads);
+int32_t octavo_quantized_format(const WeightFormat* format);
+void octavo_pack_quantized(int32_t format, const QuantizedTensors* tensors, const int64_t* order, char* packed, int64_t panels);
+void octavo_quantized_linear(const QuantizedLinear* op, const void* x, void* y, int64_t tokens, int32_t dtype, int32_t threads);
 void octavo_argmax(const float* logits, int64_t rows, int64_t size, float* values, int64_t* tokens, int32_t threads);
 }
 
@@ -89,6 +93,72 @@ void products(int32_t dtype, int64_t outputs, int64_t inputs, int64_t rows, bool
   }
 }
 
+// A half of these bits.
+float half_as_float(uint16_t bits) {
+  return std::ldexp(float((bits & 1023) | 1024), (bits >> 10 & 31) - 25) * (bits >> 15 ? -1.0f : 1.0f);
+}
+
+// Each product and each sum rounded by itself, to the bit.
+void quantized_products(const WeightFormat& format, int64_t rows) {
+  const int64_t outputs = 40, inputs = 512, group = 128, groups = inputs / kGroup, panels = 2;
+  const bool small = format.small_bytes() != 0, sixteens = format.scales == kSixteenScales;
+  const int64_t each = format.scales == kFloatScales ? group : sixteens ? 16 : kGroup, wide = small ? 256 : each;
+  std::vector<char> codes(outputs * inputs), scales(outputs * inputs), mins(scales), wides(scales), wide_mins(scales);
+  std::vector<float> x(rows * inputs), y(rows * outputs), scale(outputs * inputs), min(outputs * inputs);
+  for (auto& code : codes) code = char(int(next_random() * 32768) & ((1 << format.bits) - 1));
+  for (auto& value : x) value = next_random();
+  for (int64_t i = 0; i < outputs * inputs; i++) scales[i] = char(int(next_random() * 127)), mins[i] = char(int(next_random() * 127));
+  std::vector<uint16_t> halves(outputs * inputs);
+  std::vector<float> floats(outputs * inputs);
+  for (int64_t i = 0; i < outputs * inputs; i++) halves[i] = uint16_t(0x2000 + (int(next_random() * 32767) & 0x8bff)), floats[i] = next_random();
+  char* large = format.scales == kFloatScales ? (char*)floats.data() : (char*)halves.data();
+  const auto large_at = [&](int64_t i) { return format.scales == kFloatScales ? floats[i] : half_as_float(halves[i]); };
+  for (int64_t o = 0; o < outputs; o++)
+    for (int64_t k = 0; k < inputs; k++) {
+      const float factor = large_at((o * inputs + k) / wide);
+      const char number = scales[(o * inputs + k) / each], less = mins[(o * inputs + k) / each];
+      scale[o * inputs + k] = small ? factor * (sixteens ? float(int8_t(number)) : float(uint8_t(number))) : factor;
+      min[o * inputs + k] = !format.mins ? 0 : small ? -factor * float(uint8_t(less)) : factor;
+    }
+  int8_t values[16];
+  for (int i = 0; i < 16; i++) values[i] = int8_t(i * i - 100);
+  const QuantizedTensors tensors{codes.data(), small ? scales.data() : large, small ? mins.data() : large, large, large, inputs, group};
+  std::vector<int64_t> order(panels * 32, -1);
+  for (int64_t o = 0; o < outputs; o++) order[o] = o;
+  std::vector<char> packed(panels * format.panel_bytes(inputs, group));
+  const int32_t index = octavo_quantized_format(&format);
+  octavo_pack_quantized(index, &tensors, order.data(), packed.data(), panels);
+  QuantizedLinear op{{packed.data(), nullptr, inputs, outputs, inputs, outputs, kStore, kSilu, 1.0f}, group, index, {}};
+  std::memcpy(op.values, values, 16);
+  octavo_quantized_linear(&op, x.data(), y.data(), rows, kFloat32, 2);
+  for (int64_t r = 0; r < rows; r++)
+    for (int64_t o = 0; o < outputs; o++) {
+      volatile float sum = 0;
+      for (int64_t g = 0; g < groups; g++) {
+        float most = 0;
+        for (int64_t k = g * kGroup; k < (g + 1) * kGroup; k++) most = std::fmax(most, std::fabs(x[r * inputs + k]));
+        const float factor = 127.0f / most, row_scale = most / 127.0f;
+        const int64_t step = sixteens ? 16 : kGroup;
+        int32_t row_sum = 0;
+        for (int64_t first = g * kGroup; first < (g + 1) * kGroup; first += step) {
+          int32_t dot = 0;
+          for (int64_t k = first; k < first + step; k++) {
+            volatile float scaled = x[r * inputs + k] * factor;
+            const int32_t q = int32_t(std::nearbyint(scaled)), code = uint8_t(codes[o * inputs + k]);
+            dot += q * (format.table ? values[code] : code - format.offset), row_sum += q;
+          }
+          volatile float product = scale[o * inputs + first] * row_scale;
+          product = product * float(dot);
+          sum = sum + product;
+        }
+        volatile float scaled_sum = row_scale * float(row_sum);
+        scaled_sum = min[o * inputs + g * kGroup] * scaled_sum;
+        if (format.mins) sum = sum + scaled_sum;
+      }
+      check(y[r * outputs + o] == sum, "quantised product", index, o);
+    }
+}
+
 void attention(int32_t dtype, int64_t history, int64_t tokens, int64_t d, int64_t group, int64_t window) {
   const int64_t kv_heads = 2, heads = kv_heads * group, block_size = 16, context = history + tokens;
   const int64_t blocks = (context + block_size - 1) / block_size, block = kv_heads * block_size * d;
@@ -152,7 +222,13 @@ void largest(int64_t size) {
 }  // namespace
 
 int main() {
-  if (!octavo_choose("portable")) return 2;
+  // The instruction sets that this machine has: all that there are for it, if it is an emulator.
+  for (const char* name : {"dotprod", "portable"}) {
+    const bool runs = octavo_choose(name) != nullptr;
+    check(runs, name, 0, 0);
+    for (const WeightFormat& format : kFormats)
+      for (int64_t rows : {1, 7, 30}) quantized_products(format, rows);
+  }
   for (int32_t dtype : {kFloat32, kBFloat16}) {
     for (int64_t rows : {1, 2, 3, 4, 5, 6, 7, 13, 40, 100}) products(dtype, 70, 50, rows, false);
     for (int64_t rows : {1, 3, 6, 31}) products(dtype, 64, 600, rows, true);

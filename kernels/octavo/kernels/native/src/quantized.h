@@ -228,7 +228,7 @@ OCTAVO_INLINE void add_steps(PanelSums<rows>& sums, const uint8_t* group, const 
   each<rows>(OCTAVO_EACH(r) {
     const RowGroup& row = x.groups[r];
     const int32_t minus = steps == kSteps ? row.minus_sum : first ? row.minus_sum - row.minus_first : row.minus_first;
-    const i32xr start = Sum::kOffset ? in_all_lanes(minus * offset) : i32xr{};
+    const i32xr start = Sum::kOffset ? in_all_lanes(minus) * offset : i32xr{};
     each<kWidth>(OCTAVO_EACH(w) { dots[w][r].begin(start); });
   });
   each<steps>(OCTAVO_EACH(s) {
@@ -288,7 +288,8 @@ void quantized_tile(const QuantizedLinear& op, const char* weight, const RowBloc
     const char* header = weight;
     weight += header_bytes;
     for (int64_t group = 0; group < in_block; group++) {
-      each<2 * F::kBytes / kLine + 1>(OCTAVO_EACH(line) { __builtin_prefetch(weight + line * kLine + 2048, 0, 1); });
+      if constexpr (rows < kRowCounts[0])
+        each<2 * F::kBytes / kLine + 1>(OCTAVO_EACH(line) { __builtin_prefetch(weight + line * kLine + 2048, 0, 1); });
       each<kHalves * kParts / kWidth>(OCTAVO_EACH(pair) {
         // What rows are spread over is read again: kept, it would take registers that there are not.
         asm volatile("" ::: "memory");
