@@ -66,6 +66,21 @@ def test_frequencies_and_attention_factors_are_those_of_transformers(
     torch.testing.assert_close(inverse_frequencies(rotary), expected, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("name", ["linear", "llama 3.1", "qwen 2.5", "phi 3, long"])
+@pytest.mark.filterwarnings("ignore")
+def test_an_exact_table_holds_the_nearest_numbers(name: str) -> None:
+    """Of the angles in fp32, as double arithmetic has them; its frequencies are close to those that torch computes."""
+    head_dim, context, original, parameters = RELEASED[name]
+    parameters = {**parameters, "original_max_position_embeddings": original}
+    config = rotary_config(file(context, parameters), ARCHITECTURES["LlamaForCausalLM"], "", head_dim, context)
+    exact = RotaryTable.of(config, 3000, torch.device("cpu"), exact=True)
+    frequencies = inverse_frequencies(config, exact=True)
+    torch.testing.assert_close(frequencies, inverse_frequencies(config), rtol=1e-6, atol=0.0)
+    angles = torch.outer(torch.arange(3000.0), frequencies).double()
+    for table, function in ((exact.cos, torch.cos), (exact.sin, torch.sin)):
+        assert torch.equal(table, function(angles).float().mul_(config.attention_factor))
+
+
 def file(context: int, parameters: dict[str, Any]) -> ConfigFile:
     return ConfigFile(["LlamaForCausalLM"], 100, 64, 64, 1, 1, context, rope_parameters=parameters)
 

@@ -25,6 +25,7 @@ from octavo.testbed.models import (
     run_step,
     write_tiny_model,
 )
+from octavo.testing.depth import deep
 from octavo.testing.native import loaded
 from octavo.wire.base import NULL_BLOCK
 from octavo.wire.sampling import BeamSearch, EarlyStopping, SamplingParams
@@ -53,7 +54,7 @@ CONFIGS = {
 }
 # Block sizes and types of the cache: the first is torch's to attend over, the others are for Octavo's own kernels where
 # they are compiled.
-CACHES = [(4, "auto"), (16, "auto"), (16, "int8"), (32, "int8"), (16, "bfloat16")]
+CACHES = [(4, "auto"), (16, "auto"), (16, "int8"), *deep((32, "int8"), (16, "bfloat16"))]
 # What logprobs may be off by, by the type of the cache.
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-2, torch.int8: 5e-2}
 PROMPTS = [list(range(50, 80)), [3, 1, 4, 1, 5, 9, 2, 6], [7]]

@@ -114,11 +114,20 @@ def check(runner: ModelRunner, lengths: list[int], counts: list[int], budgets: t
         assert choices(runner, prompts, random.Random(0).sample(rows, len(rows)), counts, 50) == alone, "three threads"
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("config", FAMILIES.values(), ids=FAMILIES)
-def test_a_sequence_chooses_alike_in_any_company(tmp_path: Path, config: Any, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "kept"),
+    [
+        ("float32", "auto"),
+        ("bfloat16", "auto"),
+        ("float32", "int8"),
+        pytest.param("bfloat16", "int8", marks=pytest.mark.deep),
+    ],
+)
+def test_a_sequence_chooses_alike_in_any_company(tmp_path: Path, config: Any, dtype: str, kept: str) -> None:
     write_tiny_model(tmp_path, config)
-    runner = make_runner(tmp_path, dtype=dtype, numerics="exact" if dtype == "float32" else "default")
+    numerics = "exact" if dtype == "float32" else "default"
+    runner = make_runner(tmp_path, dtype=dtype, numerics=numerics, kv_cache_dtype=kept)
     # Contexts of up to several of the kernels' chunks of 64 keys.
     check(runner, lengths=[135, 3, 17, 61, 1, 70, 30], counts=[4, 3, 5, 8, 2, 1, 7])
 
@@ -132,10 +141,19 @@ def test_a_sequence_chooses_alike_among_any_number(tmp_path: Path, dtype: str) -
 
 
 @pytest.mark.parametrize("variant", VARIANTS, indirect=True)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_every_instruction_set_keeps_rows_apart(tmp_path: Path, variant: str, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "kept"),
+    [
+        ("float32", "auto"),
+        ("bfloat16", "auto"),
+        ("float32", "int8"),
+        pytest.param("float32", "bfloat16", marks=pytest.mark.deep),
+    ],
+)
+def test_every_instruction_set_keeps_rows_apart(tmp_path: Path, variant: str, dtype: str, kept: str) -> None:
     write_tiny_model(tmp_path, FAMILIES["llama"])
-    runner = make_runner(tmp_path, dtype=dtype, numerics="exact" if dtype == "float32" else "default")
+    numerics = "exact" if dtype == "float32" else "default"
+    runner = make_runner(tmp_path, dtype=dtype, numerics=numerics, kv_cache_dtype=kept)
     check(runner, lengths=[70, 3, 17, 1, 33, 8, 64], counts=[4, 3, 5, 6, 2, 1, 7], budgets=(2048, 7))
 
 
