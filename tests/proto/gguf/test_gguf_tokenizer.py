@@ -177,8 +177,8 @@ BYTES = [f"<0x{value:02X}>" for value in range(1, 256)]
 ADDED = ["  ", "<tag>"]
 TOKENS = [*NAMED, *BYTES, *PIECES, *ADDED]
 FIRST_PIECE = len(NAMED) + len(BYTES)
-# The later a piece, the lower its score, but for two that are as good.
-SCORES = [0.0] * FIRST_PIECE + [-float(min(place, 16)) for place in range(len(PIECES))] + [0.0] * len(ADDED)
+# In another order than the pieces, and some as good as another.
+SCORES = [0.0] * FIRST_PIECE + [-float(place * 7 % 17) for place in range(len(PIECES))] + [0.0] * len(ADDED)
 TYPES = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * len(PIECES), *[USER_DEFINED] * len(ADDED)]
 
 

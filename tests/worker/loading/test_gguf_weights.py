@@ -54,14 +54,14 @@ def quantised(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_directory_is_made_once_and_named_after_the_file(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "tiny.gguf")
-    mode = stat.S_IMODE(file.stat().st_mode)
+    file.chmod(0o600)
     directory = resolve_model(str(file))
     made = (directory / "config.json").stat().st_mtime_ns
     assert resolve_model(str(file)) == directory
     assert (directory / "config.json").stat().st_mtime_ns == made
     assert model_name(directory) == "tiny"
     assert (directory / "tiny.gguf").resolve() == file
-    assert stat.S_IMODE(file.stat().st_mode) == mode, "the file is the user's"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600, "the file is the user's"
 
 
 def test_the_same_file_elsewhere_is_the_same_model(tmp_path: Path) -> None:
