@@ -27,6 +27,7 @@ from octavo.kernels.native.quantized_linear import NativeQuantizedLinear
 from octavo.runtime.models.directory import resolve_model
 from octavo.runtime.models.gguf.families import FAMILIES
 from octavo.testbed.models import fp32_runner, last_logits, write_tiny_model
+from octavo.testing.native import loaded
 from octavo.testing.small.gguf_model import everything, write_model
 from octavo.worker.model_settings import ModelSettings
 from octavo.worker.models.compiled import CompiledLlama
@@ -175,6 +176,7 @@ def test_quantised_weights_give_nearly_the_logits_of_their_values(
 
 
 def test_a_quantised_file_stays_quantised_and_is_computed_in_fp32(tmp_path: Path) -> None:
+    loaded()
     model = tiny(tmp_path, LlamaConfig(**WIDE, tie_word_embeddings=True))
     directory = resolve_model(str(write_model(tmp_path / "tiny.gguf", model, "llama", mixed)))
     runner = ModelRunner(directory, ModelSettings(num_blocks=64, num_cpu_blocks=0, threads=1))

@@ -13,11 +13,11 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from octavo.kernels.native.library import load
 from octavo.kernels.native.quantized_linear import NativeQuantizedLinear
 from octavo.kernels.quantized import Quantized
 from octavo.runtime.models.directory import resolve_model
 from octavo.testbed.models import generate
+from octavo.testing.native import loaded
 from octavo.worker.loading.gguf_weights import GGUFWeights
 from octavo.worker.loading.prepare import bundled_gguf
 from octavo.worker.loading.tensor_file import TensorPart
@@ -58,7 +58,7 @@ def test_weights_are_to_the_bit_those_of_the_file(model: tuple[str, Path]) -> No
         stored = reference[told]
         values = torch.from_numpy(gguf.dequantize(stored.data[: len(some)], stored.tensor_type))
         assert torch.equal(found.dequantize(), values), name
-        packed = NativeQuantizedLinear(load(), found, None).unpacked(torch.arange(len(some)))
+        packed = NativeQuantizedLinear(loaded(), found, None).unpacked(torch.arange(len(some)))
         assert all(torch.equal(tensor, found.tensors()[part]) for part, tensor in packed.tensors().items()), name
         kept += 1
     assert kept > 80
