@@ -103,8 +103,10 @@ def _measure(options: argparse.Namespace, work: dict[str, CaseWork], bench: Benc
     yardsticks = [bench.yardsticks(threads, options.formats[0]) for threads in options.threads]
     measured = {one.threads: list[Yardsticks]() for one in yardsticks}
     systems = list(_systems(options, bench))
-    for system, _ in systems:
-        system.run(warm_up(vocab_size))
+    for system, runs in systems:
+        # The programs of the others warm up by themselves.
+        if runs.name not in _CASES_OF:
+            system.run(warm_up(vocab_size))
     for repetition in range(options.repeat):
         for one in yardsticks:
             measured[one.threads].append(one.measure(layer_rows, head_rows))

@@ -89,7 +89,7 @@ class LlamaCppPeer:
                 return self._stream(case)
             case "c":
                 return self._prompts(case)
-            case "b" | "warm-up":
+            case "b":
                 self.server = self.server or LlamaServer(self._path, self._threads)
                 return self.server.run(case)
         raise ValueError(f"case {case.name} is not measured on llama.cpp; a, b and c are")

@@ -94,6 +94,17 @@ def test_an_original_stands_beside_the_models_own_weights(model: tuple[Path, Any
     assert original["perplexity"]["mean"] != own["perplexity"]["mean"]
 
 
+def test_quantised_weights_stand_beside_themselves_as_numbers_and_beside_what_they_were(
+    model: tuple[Path, Any], tmp_path: Path
+) -> None:
+    found, own, before = figures(model[0], tmp_path, "--quantization", "q4_0")
+    beside_own, beside_before = found["distances"]
+    assert 0 <= beside_own["divergence"]["mean"] < beside_before["divergence"]["mean"]
+    assert own["perplexity"]["mean"] != before["perplexity"]["mean"]
+    exact, _ = figures(model[0], tmp_path, "--dtype", "float32")
+    assert before["perplexity"] == exact["perplexity"]
+
+
 def test_the_table_names_the_text_the_model_and_its_references(model: tuple[Path, Any]) -> None:
     directory, _ = model
     output = run(directory, "--dtype", "float32").output
