@@ -19,6 +19,7 @@ from octavo.bench.formats import Format, file_bytes
 from octavo.bench.measurement import CpuMeter, Measurement, TokenTimes, measured, peak_memory
 from octavo.bench.workloads import KV_CACHE_MEMORY, Case, CaseRequest
 from octavo.kernels.native.library import VARIANT_VARIABLE
+from octavo.runtime.models.directory import resolve_model
 from octavo.testbed.stack import Stack
 from octavo.v1 import admin_pb2, generation_pb2, generation_pb2_grpc
 
@@ -181,8 +182,9 @@ class Bench(ExitStack):
 
     def weight_bytes(self, form: Format) -> int:
         """Counts the bytes of weights that every step reads."""
-        model, _ = self._served(form)
-        return form.weight_bytes(LinearShapes.read(self.model)) if model == self.model else file_bytes(model)
+        if form.is_quantized and self._peers is not None:
+            return file_bytes(self.gguf_file(form))
+        return form.weight_bytes(LinearShapes.read(self.model))
 
     def yardsticks(self, threads: int, form: Format) -> "YardstickChild":
         """Measures torch in the dtype of `form`, or in bf16 if that is quantised."""
@@ -195,7 +197,7 @@ class Bench(ExitStack):
         settings = dict(form.settings or {})
         if form.is_quantized and self._peers is not None:
             settings.pop("quantization", None)
-            return self.gguf_file(form), settings
+            return resolve_model(str(self.gguf_file(form))), settings
         if form.is_quantized and "quantization" not in settings:
             raise ValueError(f"{form.name} is a GGUF file's alone, which llama.cpp makes: run make bench-peers")
         return self.model, settings

@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from octavo.quality.cli import evaluate
+from octavo.testing.native import loaded
 
 WINDOWS = 6
 # 8 bits for each activation cost a divergence of 0.003 and one top token in 27 here, more than the 0.002 and one in 100
@@ -19,6 +20,7 @@ MOST_DIVERGENCE, LEAST_SAME_TOP = 0.004, 0.95
 def test_quantised_weights_predict_nearly_what_they_do_as_numbers(
     quantization: str, bundled_model: Path, tmp_path: Path
 ) -> None:
+    loaded()
     figures = tmp_path / "figures.json"
     options = ["--model", str(bundled_model), "--quantization", quantization, "--windows", str(WINDOWS)]
     result = CliRunner().invoke(evaluate, [*options, "--json", str(figures)])

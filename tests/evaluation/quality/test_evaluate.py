@@ -13,6 +13,7 @@ from octavo.quality.cli import evaluate
 from octavo.quality.text import ALICE, TextError, windows
 from octavo.testbed.models import write_tiny_model
 from octavo.testbed.tiny_model import START_TOKEN_ID, VOCAB_SIZE, write_byte_model
+from octavo.testing.native import loaded
 
 WINDOW, WINDOWS = 40, 3
 
@@ -97,6 +98,7 @@ def test_an_original_stands_beside_the_models_own_weights(model: tuple[Path, Any
 def test_quantised_weights_stand_beside_themselves_as_numbers_and_beside_what_they_were(
     model: tuple[Path, Any], tmp_path: Path
 ) -> None:
+    loaded()
     found, own, before = figures(model[0], tmp_path, "--quantization", "q4_0")
     beside_own, beside_before = found["distances"]
     assert 0 <= beside_own["divergence"]["mean"] < beside_before["divergence"]["mean"]
