@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
@@ -235,3 +236,21 @@ def test_a_socket_without_a_connection_says_so(tmp_path: Path) -> None:
 
 def test_a_socket_with_a_connection_says_so(ends: tuple[Socket, Socket]) -> None:
     assert may_send(ends[1])
+
+
+@both_loops
+def test_it_is_called_again_where_that_is_due_at_once(run: Callable[..., None], ends: tuple[Socket, Socket]) -> None:
+    """An event loop may take what is due within a millisecond for a call that knows no time."""
+    router, dealer = ends
+    for number in range(20):
+        dealer.send(b"%d" % number)
+
+    failures: list[dict[str, Any]] = []
+
+    async def wait() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+        async with Taker(router, patience_s=0.0004) as taker:
+            await taker.until(lambda: len(taker.taken) == 20 and taker.calls >= 40)
+
+    run(wait())
+    assert not failures

@@ -51,7 +51,8 @@ class Arrivals:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failure: asyncio.Future[None] | None = None
         self._soon: asyncio.Handle | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._fires = math.inf
         self._due = 0.0
 
     async def run(self) -> None:
@@ -72,6 +73,7 @@ class Arrivals:
                 if handle:
                     handle.cancel()
             self._soon = self._timer = None
+            self._fires = math.inf
 
     def look(self) -> None:
         """Has what is there taken soon, if anything is; does nothing where it does not run."""
@@ -92,17 +94,18 @@ class Arrivals:
                 failure.set_exception(error)
             return
         # Nearly every call comes before it is due: a timer that is too early is put off when it fires.
-        if self._due < (self._timer.when() if self._timer else math.inf):
+        if self._due < self._fires:
             self._set_timer(loop)
         self.look()
 
     def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._timer:
             self._timer.cancel()
+        self._fires = self._due
         self._timer = loop.call_at(self._due, self._on_time, loop)
 
     def _on_time(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._timer = None
+        self._timer, self._fires = None, math.inf
         if self._due <= loop.time():
             self._call()
         elif self._due < math.inf:

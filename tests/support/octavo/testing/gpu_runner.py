@@ -36,7 +36,7 @@ def gpu_runner(directory: Path, patch: pytest.MonkeyPatch, **options: Any) -> Mo
     return ModelRunner(directory, settings, device=DEVICE)
 
 
-def _interpreted(shape: CacheShape, device: torch.device, *, exact: bool) -> AttentionChoice:
+def _interpreted(shape: CacheShape, device: torch.device, dtype: torch.dtype, *, exact: bool) -> AttentionChoice:
     from octavo.kernels.triton.attention import TritonAttention
 
     return AttentionChoice(TritonAttention(shape, device, exact=exact), None)
