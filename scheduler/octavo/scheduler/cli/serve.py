@@ -159,6 +159,8 @@ async def _serve(config: SchedulerConfig, places: _Places, events: KVEventsConfi
                 expose("scheduler", *filter(None, (metrics, published.stream)))
                 held.enter_context(serve(records.metrics_listen))
             server = await start_admin_server(shell, feed, places.admin_address, servicer)
+        # Before it says that it serves: a signal that comes then ends it in order.
+        use_huge_pages()
         _log.info(
             "epoch %016x: frontends at %s, workers at %s", core.epoch, places.frontend_endpoint, places.worker_endpoint
         )
@@ -168,7 +170,6 @@ async def _serve(config: SchedulerConfig, places: _Places, events: KVEventsConfi
 
         health_loop = HealthLoop(core, shell.now, servicer, publish if records.metrics_listen else None)
         replays = [published.replays.run()] if published.replays else []
-        use_huge_pages()
         await _until_signal(shell.run(), health_loop.follow(), *replays)
         await server.stop(grace=1.0)
 
