@@ -96,9 +96,8 @@ def _references(config: WorkerConfig, original: str | None) -> dict[str, WorkerC
 
 
 def _name(config: WorkerConfig, model: "ForcedModel") -> str:
-    kv = model.dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     weights = "" if config.quantization == "none" else f"{config.quantization}, "
-    return f"{model.name} ({weights}{model.dtype}, {kv} KV)"
+    return f"{model.name} ({weights}{model.dtype}, {model.kv_dtype} KV)"
 
 
 def _tell(done: int, windows: int) -> None:

@@ -180,6 +180,11 @@ class ModelRunner:
         self.num_cpu_blocks = self._agreed(self._kv_cache.num_cpu_blocks)
 
     @property
+    def kv_cache_dtype(self) -> torch.dtype:
+        """Returns the type of keys and values."""
+        return self._layout.dtype
+
+    @property
     def decoder(self) -> Decoder:
         """Returns the model that computes the forward pass."""
         return self._model
@@ -317,4 +322,4 @@ def _torch_dtype(settings: ModelSettings, device: torch.device, directory: Path)
 def _is_quantized(settings: ModelSettings, device: torch.device, directory: Path) -> bool:
     """Tells whether the model has quantised weights that are multiplied as they are."""
     stored = settings.load_format != "dummy" and is_quantized(directory)
-    return device.type == "cpu" and (stored or settings.quantization != "none")
+    return device.type == "cpu" and not settings.dequantized and (stored or settings.quantization != "none")
