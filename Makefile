@@ -56,7 +56,7 @@ $(READY): pyproject.toml $(LOCK) | $(KERNELS)
 	@touch $@
 
 $(KERNELS): $(NATIVE)/build.py $(wildcard $(NATIVE)/src/*)
-	@echo "Compiling the CPU kernels (half a minute) ..."
+	@echo "Compiling the CPU kernels (two minutes on two cores) ..."
 	@# A machine without a compiler gets an environment all the same.
 	@$(PYTHON) -I $< || true
 

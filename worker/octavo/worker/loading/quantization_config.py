@@ -1,4 +1,5 @@
-"""How a checkpoint says that its weights are quantised: `quantization_config` in config.json, read or refused."""
+"""The reader of `quantization_config`, by which a checkpoint's config.json says how its weights are quantised; what
+cannot be served is refused."""
 
 import re
 from collections.abc import Mapping

@@ -93,8 +93,7 @@ def _exaone4(metadata: Metadata) -> dict[str, Any]:
 
 
 def _softcaps(metadata: Metadata) -> dict[str, Any]:
-    names = {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"}
-    return _present(metadata, names)
+    return _present(metadata, {name: name for name in ("attn_logit_softcapping", "final_logit_softcapping")})
 
 
 def _present(metadata: Metadata, names: Mapping[str, str]) -> dict[str, Any]:
@@ -134,7 +133,7 @@ def _granite(metadata: Metadata) -> dict[str, Any]:
 
 _GEMMA: Final = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
 _LLAMA: Final = {**_PROJECTIONS, **_INPUT_NORMS}
-_OLMO: Final = {**_PROJECTIONS, **_HEAD_NORMS, **_OUTPUT_NORMS}
+_NORMED_OUTPUTS: Final = {**_PROJECTIONS, **_HEAD_NORMS, **_OUTPUT_NORMS}
 
 FAMILIES: Final = MappingProxyType(
     {
@@ -142,7 +141,7 @@ FAMILIES: Final = MappingProxyType(
         "exaone4": Family(
             architecture="Exaone4ForCausalLM",
             model_type="exaone4",
-            layer={**_PROJECTIONS, **_HEAD_NORMS, **_OUTPUT_NORMS},
+            layer=_NORMED_OUTPUTS,
             settings=_exaone4,
         ),
         "gemma": Family(
@@ -182,7 +181,7 @@ FAMILIES: Final = MappingProxyType(
             settings=_granite,
         ),
         "llama": Family(architecture="LlamaForCausalLM", model_type="llama", layer=_LLAMA, permuted=True),
-        "olmo2": Family(architecture="Olmo2ForCausalLM", model_type="olmo2", layer=_OLMO),
+        "olmo2": Family(architecture="Olmo2ForCausalLM", model_type="olmo2", layer=_NORMED_OUTPUTS),
         "phi3": Family(
             architecture="Phi3ForCausalLM", model_type="phi3", layer={**_FUSED, **_INPUT_NORMS}, settings=_window
         ),
@@ -210,7 +209,7 @@ FAMILIES: Final = MappingProxyType(
 _OLMO3: Final = Family(
     architecture="Olmo3ForCausalLM",
     model_type="olmo3",
-    layer=_OLMO,
+    layer=_NORMED_OUTPUTS,
     constants={"sliding_window_pattern": 4},
     settings=lambda metadata: {
         **_window(metadata),

@@ -1,4 +1,4 @@
-r"""How byte-level BPE tokenizers cut a text into words, by the names that GGUF files give to the ways.
+r"""The ways in which byte-level BPE tokenizers cut a text into words, by the names that GGUF files give to them.
 
 A pattern is that of the tokenizer.json that a name stands for: a fact of the models trained with it. llama.cpp lists
 the names in src/llama-vocab.cpp.
