@@ -4,7 +4,7 @@ against computing it again."""
 from collections.abc import Sequence
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from octavo.wire.base import Value
 
@@ -29,11 +29,20 @@ class SwapCosts(Value, frozen=True):
     block_in_s: Seconds
 
 
+class RowCost(Value, frozen=True):
+    """Gives the seconds of a step of so many rows that all choose a token: those of one sequence and its drafts."""
+
+    rows: Annotated[int, Meta(ge=1, le=2**20)]
+    seconds: Seconds
+
+
 class StepCosts(Value, frozen=True):
-    """Holds the costs that a scheduler weighs against each other: computing a prompt again, and swapping its blocks."""
+    """Holds the costs that a scheduler weighs against each other: computing a prompt again, and swapping its blocks;
+    and, by rising numbers of `rows`, what a step's time grows by with drafts (nothing where that was not measured)."""
 
     prefill: PrefillCosts
     swap: SwapCosts
+    rows: Annotated[list[RowCost], Meta(max_length=64, extra={"since": 9})] = field(default_factory=list)
 
 
 def attended_pairs(context: int, num_tokens: int, windows: Sequence[int]) -> float:

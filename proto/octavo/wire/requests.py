@@ -20,6 +20,7 @@ from octavo.wire.base import (
     Message,
     Name,
     Text,
+    TokenId,
     TokenIds,
     ToldCount,
     TraceParent,
@@ -122,7 +123,8 @@ class Request(Value, frozen=True):
     and waits for what it needs rather than being refused.
 
     `max_queue_ms` (None: no limit) is the age at which the request is rejected if it has never been admitted to a
-    replica. `traceparent` names the frontend's span of it.
+    replica. `traceparent` names the frontend's span of it. `predicted_token_ids` are what the client expects the answer
+    to be: guesses, which may make it faster and change nothing else.
     """
 
     request_id: Name
@@ -138,6 +140,9 @@ class Request(Value, frozen=True):
     age_ms: Count
     max_queue_ms: Count | None = None
     traceparent: TraceParent = ""
+    predicted_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_TOKENS, extra={"since": 9})] = field(
+        default_factory=list
+    )
 
     def __post_init__(self) -> None:
         if self.cache_key.salted_from > len(self.prompt_token_ids):
@@ -297,6 +302,9 @@ class Delta(Value, frozen=True):
     `logprobs`, where wanted, has one entry per token; `prompt_logprobs` comes with the first token of sequence 0, one
     entry per prompt token but the first. The sequences of a beam search come whole, best first, when it ends, with
     their `cumulative_logprob`.
+
+    `drafted` counts the guesses of this sequence's tokens that steps have checked so far, in this attempt, `accepted`
+    those that were right; `accepted_predictions` and `rejected_predictions` those of them that the client gave.
     """
 
     request_id: Name
@@ -312,6 +320,10 @@ class Delta(Value, frozen=True):
     logprobs: Annotated[list[Logprobs], Meta(max_length=MAX_TOKENS)] = field(default_factory=list)
     prompt_logprobs: Annotated[list[Logprobs], Meta(max_length=MAX_TOKENS)] = field(default_factory=list)
     cumulative_logprob: float | None = None
+    drafted: Annotated[ToldCount, since(9)] = 0
+    accepted: Annotated[ToldCount, since(9)] = 0
+    accepted_predictions: Annotated[ToldCount, since(9)] = 0
+    rejected_predictions: Annotated[ToldCount, since(9)] = 0
 
 
 class Deltas(Fenced, frozen=True):

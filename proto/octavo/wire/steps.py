@@ -35,6 +35,8 @@ MAX_STEPS_IN_FLIGHT = 2
 HEARTBEAT_INTERVAL_S = 0.25
 MAX_BLOCK_SIZE = 256
 MAX_KV_GROUPS = 256
+# Guesses of one sequence's next tokens that a step can check.
+MAX_DRAFT_TOKENS = 32
 # The most tokens a beam search can want of one beam (`octavo.scheduler.core.step.beam_search`).
 MAX_CANDIDATES = (1 + MAX_STOP_TOKEN_IDS) * MAX_PARALLEL
 
@@ -216,8 +218,21 @@ class SequenceWork(Value, frozen=True):
     follower_ids: Annotated[list[Identity], Meta(max_length=MAX_PARALLEL)] = field(default_factory=list)
 
 
+class SequenceDraft(Value, frozen=True):
+    """Guesses what follows the last known token of a sequence, whose work item reaches that token: further rows of the
+    item, at the next positions, which its `num_tokens` does not count but its blocks have room for.
+
+    Each row chooses as if the guesses before it had been chosen, and counts if they were. Then both sides drop the
+    blocks behind the last computed token that counts. A sequence with a draft has no followers, and is no beam.
+    """
+
+    sequence_id: Identity
+    token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_DRAFT_TOKENS)]
+
+
 class StepPlan(FencedWork, frozen=True):
-    """Plans one forward pass: first forget, move blocks, start, fork and remap, then compute all work as one batch.
+    """Plans one forward pass: first forget, move blocks, start, fork and remap, then compute all work as one batch, with
+    the `drafts` of some of its sequences, in the order of the work.
 
     `answered_step_id` is the last step whose result the scheduler had when it made this plan (0: none). After a failed
     step the worker skips every plan made without knowing of the failure.
@@ -231,6 +246,9 @@ class StepPlan(FencedWork, frozen=True):
     forks: Annotated[list[SequenceFork], Meta(max_length=MAX_SEQUENCES)]
     remaps: Annotated[list[Remap], Meta(max_length=MAX_SEQUENCES)]
     work: Annotated[list[SequenceWork], Meta(max_length=MAX_SEQUENCES)]
+    drafts: Annotated[list[SequenceDraft], Meta(max_length=MAX_SEQUENCES, extra={"since": 9})] = field(
+        default_factory=list
+    )
 
 
 class StepOutcome(enum.StrEnum):
@@ -249,6 +267,15 @@ class SampledToken(Value, frozen=True):
     sequence_id: Identity
     token_id: TokenId
     logprobs: Logprobs | None = None
+
+
+class FurtherTokens(Value, frozen=True):
+    """Reports the tokens that a sequence sampled after the first of a step: one for each token of its draft that was
+    chosen, so that all but the last of first and further ones are the draft's. `logprobs` are as many, if wanted."""
+
+    sequence_id: Identity
+    token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_DRAFT_TOKENS)]
+    logprobs: Annotated[list[Logprobs], Meta(max_length=MAX_DRAFT_TOKENS)] = field(default_factory=list)
 
 
 class Candidates(Value, frozen=True):
@@ -308,7 +335,8 @@ class StepResult(FencedWork, frozen=True):
     """Answers one plan, in the order of its work, a sequence before its followers.
 
     It holds what was `sampled`, the `candidates` of sequences that are beams, `prompt_logprobs` of those that want them
-    and got some computed, and what `failed`. `detail` says why a whole step did.
+    and got some computed, and what `failed`. `detail` says why a whole step did. `further` tokens are those of
+    sequences in `sampled` whose drafts began right.
 
     Each sequence that chooses in the step is in exactly one of `sampled`, `candidates` and `failed`; one that does not
     choose may have failed too. A sequence that has failed is dead: until it is forgotten, every plan with work for it
@@ -325,6 +353,9 @@ class StepResult(FencedWork, frozen=True):
     failed: Annotated[list[SequenceFailure], Meta(max_length=MAX_SEQUENCES)]
     times: StepTimes
     detail: Text
+    further: Annotated[list[FurtherTokens], Meta(max_length=MAX_SEQUENCES, extra={"since": 9})] = field(
+        default_factory=list
+    )
 
 
 FromWorker = WorkerHello | StepResult | Heartbeat | WorkerGoodbye
