@@ -231,8 +231,8 @@ class SequenceDraft(Value, frozen=True):
 
 
 class StepPlan(FencedWork, frozen=True):
-    """Plans one forward pass: first forget, move blocks, start, fork and remap, then compute all work as one batch, with
-    the `drafts` of some of its sequences, in the order of the work.
+    """Plans one forward pass: first forget, move blocks, start, fork and remap, then compute all work as one batch,
+    with the `drafts` of some of its sequences, in the order of the work.
 
     `answered_step_id` is the last step whose result the scheduler had when it made this plan (0: none). After a failed
     step the worker skips every plan made without knowing of the failure.
