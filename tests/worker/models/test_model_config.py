@@ -313,6 +313,15 @@ def test_a_window_as_long_as_the_shortened_context_is_no_window(tmp_path: Path) 
     assert read(tmp_path, 4097, **mistral).windows == (4096, 4096)
 
 
+def test_a_context_that_no_request_can_fill_is_refused_unless_a_shorter_one_is_served(tmp_path: Path) -> None:
+    with pytest.raises(ModelConfigError, match=r"1000000000 tokens.*1048576: give --max-model-len"):
+        read(tmp_path, max_position_embeddings=10**9)
+    with pytest.raises(ModelConfigError, match=r"1048577 tokens.*1048576: give --max-model-len"):
+        read(tmp_path, max_position_embeddings=10**9, max_model_len=(1 << 20) + 1)
+    assert read(tmp_path, max_position_embeddings=10**9, max_model_len=2048).max_model_len == 2048
+    assert read(tmp_path, max_position_embeddings=1 << 20).max_model_len == 1 << 20
+
+
 def test_a_config_that_is_missing_or_incomplete_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelConfigError, match="cannot read"):
         read_config(tmp_path)

@@ -1,5 +1,7 @@
 """Rotary tables and rotation, against transformers' own for the parameters of released models."""
 
+import mmap
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,6 +76,7 @@ def test_an_exact_table_holds_the_nearest_numbers(name: str) -> None:
     parameters = {**parameters, "original_max_position_embeddings": original}
     config = rotary_config(file(context, parameters), ARCHITECTURES["LlamaForCausalLM"], "", head_dim, context)
     exact = RotaryTable.of(config, 3000, torch.device("cpu"), exact=True)
+    exact.reach(2999)
     frequencies = inverse_frequencies(config, exact=True)
     torch.testing.assert_close(frequencies, inverse_frequencies(config), rtol=1e-6, atol=0.0)
     angles = torch.outer(torch.arange(3000.0), frequencies).double()
@@ -130,3 +133,33 @@ def test_angles_are_those_of_the_positions() -> None:
     cos, signed_sin = table.at(torch.tensor([8, 3]), torch.bfloat16)
     torch.testing.assert_close(cos[:, 0, :3], angles[[8, 3]].cos().bfloat16())
     torch.testing.assert_close(signed_sin[:, 0, :3], -angles[[8, 3]].sin().bfloat16())
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_rows_are_computed_when_their_positions_are_reached_and_are_the_same_whatever_came_before(exact: bool) -> None:
+    config, cpu = RotaryConfig(1e4, 64, attention_factor=1.25), torch.device("cpu")
+    at_once, gradually = (RotaryTable.of(config, 5000, cpu, exact=exact) for _ in range(2))
+    assert at_once.num_rows < 2000
+    assert not at_once.cos[2000:].any()
+    at_once.reach(4999)
+    for position in (3, 1023, 1024, 2500):
+        cos, _ = gradually.at(torch.tensor([0, position]), torch.float32)
+        assert torch.equal(cos[1, 0, :32], at_once.cos[position])
+    assert 2500 < gradually.num_rows < 4000
+    # What is beyond the table fails as an index does, and computes no more than there is.
+    with pytest.raises(IndexError):
+        gradually.at(torch.tensor([5000]), torch.float32)
+    assert gradually.num_rows == 5000
+    assert torch.equal(gradually.cos, at_once.cos)
+    assert torch.equal(gradually.sin, at_once.sin)
+
+
+def test_a_long_context_takes_memory_as_far_as_it_is_used() -> None:
+    before = resident_bytes()
+    table = RotaryTable.of(RotaryConfig(1e4, 128), 1 << 20, torch.device("cpu"))
+    assert table.cos.nbytes + table.sin.nbytes == 512 << 20
+    assert resident_bytes() - before < 64 << 20
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE

@@ -353,6 +353,8 @@ class CompiledLlama:
         lowest, highest = (int(position) for position in step.positions.aminmax())
         if lowest < 0 or highest >= self._positions:
             raise ValueError(f"positions {lowest} to {highest} for a model of {self._positions}")
+        for table in self._program.tables.values():
+            table.reach(highest)
         for cache in {cache.group: cache for cache in step.caches}.values():
             group = step.groups[cache.group]
             if not tokens == len(step.positions) == group.num_tokens:

@@ -4,6 +4,7 @@ refused."""
 from dataclasses import dataclass
 from pathlib import Path
 
+from octavo.wire.base import MAX_TOKENS
 from octavo.worker.models.architectures import ARCHITECTURES, FULL, SLIDING, Architecture
 from octavo.worker.models.config_file import ConfigFile, ModelConfigError, UnsupportedSetting, read_config_file
 from octavo.worker.models.rotary import RotaryConfig, rotary_config
@@ -222,12 +223,22 @@ def _attention_scale(file: ConfigFile, head_dim: int) -> float:
 
 def _context_length(file: ConfigFile, max_model_len: int | None) -> int:
     if max_model_len is None:
-        return file.max_position_embeddings
+        return checked_context(file.max_position_embeddings)
     if not 1 <= max_model_len <= file.max_position_embeddings:
         raise ModelConfigError(
             f"a context of {max_model_len} tokens is asked for; the model has 1 to {file.max_position_embeddings}"
         )
-    return max_model_len
+    return checked_context(max_model_len)
+
+
+def checked_context(context: int) -> int:
+    """Returns `context`. Raises `ModelConfigError` if no request can be that long."""
+    if context > MAX_TOKENS:
+        raise ModelConfigError(
+            f"the context has {context} tokens, and no request has more than {MAX_TOKENS}: give --max-model-len, as"
+            " many as requests need"
+        )
+    return context
 
 
 def _rotaries(

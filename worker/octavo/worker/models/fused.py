@@ -45,6 +45,9 @@ class FusedLlama:
         self._product: Product = linear if exact else F.linear
         self.exact = exact
         self._model = model
+        for table in model.rotary_tables:
+            # Triton's interpreter computes on a CPU, where tables begin with their first rows.
+            table.reach(len(table.cos) - 1)
         self.group = model.group
         self._lm_head = _plain(model.lm_head)
         self._layers = [_Layer.of(layer) for layer in model.layers]

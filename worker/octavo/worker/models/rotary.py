@@ -14,6 +14,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from octavo.kernels.native.memory import zeros
 from octavo.worker.models.architectures import FULL, SLIDING, Architecture
 from octavo.worker.models.config_file import ConfigFile, ModelConfigError, UnsupportedSetting
 
@@ -221,25 +222,55 @@ def _positive(value: Any) -> float:
     return number
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+# The rows that are computed at a time, always the same ones: a row's bits do not depend on what was asked for before.
+_ROWS_AT_ONCE = 1024
+
+
+@dataclass(eq=False, slots=True)
 class RotaryTable:
-    """Holds cosines and sines of every position, each [max_position, rotary_dim / 2] fp32, times the attention
-    factor."""
+    """Holds cosines and sines of every position, each [max_position, rotary_dim / 2] fp32, times the attention factor.
+
+    On a CPU, rows are computed when a step first reaches their positions, and take no memory before: a context may be
+    far longer than any request. The first `num_rows` are there.
+    """
 
     cos: Tensor
     sin: Tensor
+    num_rows: int
+    _frequencies: Tensor
+    _attention_factor: float
+    _exact: bool
 
     @classmethod
     def of(cls, config: RotaryConfig, max_position: int, device: torch.device, *, exact: bool = False) -> Self:
-        """Computes the table. With `exact`, every CPU computes the same bits: torch's powers, cosines and sines differ
-        from one instruction set to the next."""
-        positions = torch.arange(max_position, dtype=torch.float32)
-        angles = torch.outer(positions, inverse_frequencies(config, exact=exact))
-        cos, sin = _turn(angles) if exact else (angles.cos(), angles.sin_())
-        return cls(*(table.mul_(config.attention_factor).to(device) for table in (cos, sin)))
+        """Makes the table, with the first rows on a CPU and with all on another device.
+
+        With `exact`, every CPU computes the same bits: torch's powers, cosines and sines differ from one instruction
+        set to the next. Raises `OSError` or `RuntimeError` if there is no room.
+        """
+        frequencies = inverse_frequencies(config, exact=exact)
+        shape = (max_position, len(frequencies))
+        cos, sin = (
+            zeros(shape, torch.float32) if device.type == "cpu" else torch.empty(shape, device=device) for _ in range(2)
+        )
+        table = cls(cos, sin, 0, frequencies, config.attention_factor, exact)
+        table.reach(0 if device.type == "cpu" else max_position - 1)
+        return table
+
+    def reach(self, position: int) -> None:
+        """Computes the rows that are missing up to that of `position`, or to the last."""
+        while self.num_rows <= min(position, len(self.cos) - 1):
+            rows = slice(self.num_rows, min(self.num_rows + _ROWS_AT_ONCE, len(self.cos)))
+            angles = torch.outer(torch.arange(rows.start, rows.stop, dtype=torch.float32), self._frequencies)
+            cos, sin = _turn(angles) if self._exact else (angles.cos(), angles.sin_())
+            self.cos[rows] = cos.mul_(self._attention_factor)
+            self.sin[rows] = sin.mul_(self._attention_factor)
+            self.num_rows = rows.stop
 
     def at(self, positions: Tensor, dtype: torch.dtype) -> Angles:
-        """Returns the angles of `positions` ([tokens]), for `rotate`."""
+        """Returns the angles of `positions` ([tokens], at least one), for `rotate`."""
+        if self.num_rows < len(self.cos):
+            self.reach(int(positions.max()))
         cos, sin = (table.index_select(0, positions).unsqueeze(1).to(dtype) for table in (self.cos, self.sin))
         # The minus sign of rotating by 90 degrees is folded in.
         return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)

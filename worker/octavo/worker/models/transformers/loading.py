@@ -16,6 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from octavo.kernels.quantized import Quantized
 from octavo.runtime.models.directory import CONTEXT_KEYS
 from octavo.worker.loading.weights import WeightsError, WeightSource
+from octavo.worker.models.config import checked_context
 from octavo.worker.models.config_file import ModelConfigError, check_layers
 from octavo.worker.models.linear import Linear
 from octavo.worker.models.transformers.attention import PAGED
@@ -120,7 +121,7 @@ def context_length(config: Any, max_model_len: int | None) -> int:
     if max_model_len is not None and not 1 <= max_model_len <= context:
         raise ModelConfigError(f"a context of {max_model_len} tokens is asked for; the model has 1 to {context}")
     _refuse_shifting_rotary(text, max_model_len or context)
-    return max_model_len or context
+    return checked_context(max_model_len or context)
 
 
 def _refuse_shifting_rotary(text: Any, context: int) -> None:
