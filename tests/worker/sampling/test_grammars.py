@@ -13,7 +13,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from octavo.frontend.request.request import Constraint, ConstraintKind
 from octavo.runtime.models import grammar
 from octavo.runtime.models.directory import ModelDirectoryError
-from octavo.runtime.models.grammar import GrammarError, load_vocabulary
+from octavo.runtime.models.grammar import GrammarError, compile_grammar, load_vocabulary
 from octavo.testbed.tiny_model import END_TOKEN_ID, START_TOKEN_ID, write_byte_model
 from octavo.testing.oracles.choosers import chooser
 from octavo.testing.small.constraints import DIGITS, WORDS, compiled, ids_of_mask, schema_constraint
@@ -305,3 +305,26 @@ def test_equality_of_sequences_does_not_know_how_far_a_matcher_is(grammars: Gram
     before = replace(sequence)
     grammars.allowed(sequence)
     assert before == sequence
+
+
+def test_tables_for_fast_masks_are_made_once_with_the_first_grammar_and_change_no_mask(
+    bundled_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain, grammars = load_vocabulary(bundled_model), Grammars(bundled_model)
+    grammars.load()
+    loaded = grammars.vocabulary
+    with caplog.at_level("INFO"):
+        for constraint, text in (
+            (CONSTRAINTS["object"], '{"a b'),
+            (CONSTRAINTS["object"], '{"a": [1, '),
+            (schema_constraint({"type": "string", "maxLength": 20}), '"abc'),
+            (Constraint(ConstraintKind.REGEX, "(.|\n)*END"), "what a"),
+        ):
+            sequence = sequence_with(constraint, plain, tokens_of(plain, text))
+            matcher = compile_grammar(sequence.sampling.grammar, plain)
+            for token in sequence.token_ids[sequence.prompt_length :]:
+                matcher.consume_token(token)
+            assert grammars.allowed(sequence) == matcher.compute_bitmask()[: grammars.mask_bytes]
+            assert any(grammars.allowed(sequence))
+    assert grammars.vocabulary is not loaded
+    assert [each for each in caplog.messages if "tables of masks" in each] == [caplog.messages[0]]

@@ -5,6 +5,7 @@ the sequence was preempted, forked or started anew.
 """
 
 import logging
+import time
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 from llguidance import LLMatcher, LLTokenizer
 
 from octavo.runtime.models.directory import ModelDirectoryError
-from octavo.runtime.models.grammar import GrammarError, compile_grammar, is_lost, load_vocabulary
+from octavo.runtime.models.grammar import GrammarError, compile_grammar, is_lost, load_vocabulary, with_mask_tables
 from octavo.worker.sequences import WorkerSequence
 
 logger = logging.getLogger(__name__)
@@ -65,12 +66,14 @@ class GrammarProgress:
 class Grammars:
     """Keeps the last few compiled grammars of one model, in bounded memory; each sequence has a follower of its own.
 
-    The vocabulary is loaded by `load`, or when it is first needed.
+    The vocabulary is loaded by `load`, or when it is first needed; its tables for fast masks are made with the first
+    grammar, for they take a third of its memory and most workers meet none.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._vocabulary: LLTokenizer | ModelDirectoryError | None = None
+        self._has_mask_tables = False
         self._compiled: OrderedDict[str, CompiledGrammar] = OrderedDict()
 
     def load(self) -> None:
@@ -138,11 +141,19 @@ class Grammars:
 
     def _start(self, grammar: str) -> GrammarProgress:
         if grammar not in self._compiled:
+            self._make_mask_tables()
             self._compiled[grammar] = CompiledGrammar(_compiled(grammar, self.vocabulary), len(grammar))
         self._compiled.move_to_end(grammar)
         compiled = self._compiled[grammar]
         self._shrink()
         return GrammarProgress(compiled, compiled.matcher.deep_copy())
+
+    def _make_mask_tables(self) -> None:
+        if self._has_mask_tables:
+            return
+        began = time.monotonic()
+        self._vocabulary, self._has_mask_tables = with_mask_tables(self.vocabulary), True
+        logger.info("made the tables of masks for the first grammar, in %.2f s", time.monotonic() - began)
 
     def _shrink(self) -> None:
         """Drops the grammars that are unused for longest. A grammar grows while it is used, so every start checks the
