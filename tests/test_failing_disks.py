@@ -31,6 +31,7 @@ from octavo.loadgen import cli as loadgen_cli
 from octavo.loadgen.report import SessionOutcome
 from octavo.quality import cli as quality_cli
 from octavo.runtime.models.directory import ModelDirectoryError, resolve_model
+from octavo.runtime.models.gguf import cache_entries
 from octavo.runtime.models.hub import HubError, fetch
 from octavo.runtime.models.publish import PublishError, publish
 from octavo.runtime.models.step_times import Calibration, StepTimeModel, TokenTime
@@ -281,6 +282,21 @@ def model_of_a_gguf(trial: Trial) -> None:
     assert resolve_model(str(gguf)).name == "tiny"
 
 
+def uses_of_a_gguf(trial: Trial) -> None:
+    gguf = write_gguf(trial.place.parent / "tiny.gguf")
+    trial.monkeypatch.setenv("OCTAVO_CACHE", str(trial.place / "cache"))
+    directory = resolve_model(str(gguf))
+    trial.monkeypatch.setattr(cache_entries, "_held", {})
+    for note in (directory.parent / ".use", directory.parent.parent / ".lock"):
+        note.unlink()
+    with trial.breaks():
+        # Nothing is noted, nothing is removed, and the model is served.
+        assert resolve_model(str(gguf)) == directory
+    assert not (directory.parent / ".use").exists()
+    assert resolve_model(str(gguf)) == directory
+    assert (directory.parent / ".use").exists()
+
+
 def model_by_transformers(trial: Trial) -> None:
     write_like_transformers(trial.monkeypatch, trial.place.parent / "tiny")
     with trial.breaks(), pytest.raises(PublishError) as refused:
@@ -366,6 +382,7 @@ TRIED: dict[str, tuple[Try, tuple[str, ...]]] = {
     "worker/octavo/worker/loading/quantize_model.py": (quantised_weights, WRITING),
     "worker/octavo/worker/loading/prepare.py": (model_by_transformers, WRITING),
     "proto/octavo/runtime/models/gguf/directory.py": (model_of_a_gguf, WRITING),
+    "proto/octavo/runtime/models/gguf/cache_entries.py": (uses_of_a_gguf, MAKING),
     "proto/octavo/runtime/models/publish.py": (published, MAKING),
     "worker/octavo/worker/health.py": (socket_of_health, MAKING),
     "worker/octavo/worker/tensor_parallel/ranks.py": (meeting_of_ranks, MAKING),

@@ -1,15 +1,14 @@
 """The model directory that stands for a GGUF file: configuration and tokenizer, and links to the file for the weights.
 
-It is made once, in the user's cache, by whichever process of a service comes first. Its name follows from the file's
-path, size and time of change, so that a changed file gets another.
+It is made once, in the user's cache, by whichever process of a service comes first (`cache_entries.py`).
 """
 
-import hashlib
 import json
 import logging
 import re
 from pathlib import Path
 
+from octavo.runtime.models.gguf.cache_entries import entry_of, remove_unused, using
 from octavo.runtime.models.gguf.families import config_of
 from octavo.runtime.models.gguf.file import GGUFError, GGUFFile, read_gguf
 from octavo.runtime.models.gguf.metadata import Metadata
@@ -18,8 +17,6 @@ from octavo.runtime.models.publish import publish
 
 logger = logging.getLogger(__name__)
 
-# Grows when the same file gives another directory.
-_VERSION = 1
 # What a file of several parts has behind its name.
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
 
@@ -27,18 +24,19 @@ _PART = re.compile(r"-\d{5}-of-\d{5}$")
 def model_directory(path: Path, cache: Path) -> Path:
     """Returns the directory in `cache` for the GGUF file at `path`, and makes it if it does not exist.
 
-    Its last component is the file's name. Raises `GGUFError`, or `PublishError` where it cannot be written.
+    Its last component is the file's name. Directories that are of no more use are removed. Raises `GGUFError`, or
+    `PublishError` where it cannot be written.
     """
     try:
-        status = path.stat()
+        entry = entry_of(path, cache)
     except OSError as error:
         raise GGUFError(f"cannot read {path}: {error.strerror or error}") from error
     if not path.is_file():
         raise GGUFError(f"{path} is no file but a directory, a pipe, a socket or a device; name a GGUF file")
-    described = f"{_VERSION}:{path}:{status.st_size}:{status.st_mtime_ns}"
-    name = _PART.sub("", path.stem)
-    directory = cache / "gguf" / hashlib.sha256(described.encode()).hexdigest()[:16] / name
-    publish(directory, lambda partial: _write(path, partial))
+    directory = entry / _PART.sub("", path.stem)
+    with using(entry):
+        publish(directory, lambda partial: _write(path, partial))
+    remove_unused(cache)
     return directory
 
 
