@@ -152,3 +152,21 @@ def test_weights_are_checked_against_the_model(quantised: Path) -> None:
         weights.take("lm_head.bias", (64,))
     with pytest.raises(WeightsError, match="has 12 tensors that its model has no place for"):
         weights.finish()
+
+
+def test_the_log_names_quantised_weights_that_their_fused_neighbours_make_numbers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = write_tiny_model(tmp_path / "model", LlamaConfig(**{**CONFIG, "num_hidden_layers": 2}))
+    plain = ("model.layers.0.self_attn.v_proj.weight", "model.layers.1.mlp.gate_proj.weight")
+
+    def choose(name: str, shape: tuple[int, ...]) -> str:
+        return "F16" if name in plain else everything("Q8_0")(name, shape)
+
+    with caplog.at_level("WARNING"):
+        fp32_runner(resolve_model(str(write_model(tmp_path / "mixed.gguf", model, "llama", choose))))
+        fp32_runner(resolve_model(str(write_model(tmp_path / "alike.gguf", model, "llama", everything("Q8_0")))))
+    [told] = [each for each in caplog.messages if "fused" in each]
+    named = [f"model.layers.0.self_attn.{each}_proj.weight" for each in "qk"] + ["model.layers.1.mlp.up_proj.weight"]
+    assert told.startswith("3 quantised weights become torch.float32, because others of their fused layers are not")
+    assert told.endswith(": " + ", ".join(named))

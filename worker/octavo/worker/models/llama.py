@@ -66,6 +66,8 @@ class LayerLoader:
         # Why quantised weights cannot stay so; None if they can.
         self._to_dequantize = obstacle_to_quantized() if device.type == "cpu" else "they stay so on a CPU only"
         self._told = False
+        # Quantised weights that are multiplied as numbers, by name.
+        self._widened = list[str]()
 
     def vocabulary_layers(self) -> tuple[Callable[[Tensor], Tensor], Linear]:
         """Returns what looks up this rank's rows of the embedding, and the linear layer to the logits of its share.
@@ -177,6 +179,9 @@ class LayerLoader:
             weights.append(self._weight(f"{prefix}.{name}.weight", (rows, self.config.hidden_size), part))
             if bias:
                 biases.append(self._tensor(f"{prefix}.{name}.bias", (rows,), part))
+        if any(isinstance(weight, Tensor) for weight in weights):
+            pairs = zip(tensors, weights, strict=True)
+            self._widened += [f"{prefix}.{name}.weight" for name, weight in pairs if isinstance(weight, Quantized)]
         return weights, torch.cat(biases) if biases else None
 
     def _summed(self, name: str, inputs: Share, bias: bool) -> tuple[Weight, Tensor | None]:
@@ -211,6 +216,16 @@ class LayerLoader:
         weight = self._checkpoint.take_weight(name, shape, part)
         values = weight.dequantize() if isinstance(weight, Quantized) else weight
         return values.to(self._device, self._dtype)
+
+    def tell_widened(self) -> None:
+        """Logs which quantised weights are multiplied as numbers, for those that they are fused with are numbers."""
+        if self._widened:
+            logger.warning(
+                "%d quantised weights become %s, because others of their fused layers are not quantised: %s",
+                len(self._widened),
+                self._dtype,
+                ", ".join(self._widened),
+            )
 
     def _tell_once(self) -> None:
         if not self._told:
@@ -261,6 +276,7 @@ class LlamaModel:
         self.embedding_scale = _embedding_scale(config, dtype)
         self.layers = [loader.layer(index) for index in range(config.num_layers)]
         self.norm = loader.norm("model.norm", config.hidden_size)
+        loader.tell_widened()
         self.logits_scale = config.logits_scale
         self.final_softcap = config.final_softcap
         checkpoint.finish()
