@@ -144,7 +144,7 @@ def test_a_worker_registers_computes_survives_garbage_and_says_goodbye(place: Pl
         assert scheduler.wait_for(WorkerGoodbye) == WorkerGoodbye(EPOCH, hello.incarnation)
         stdout, stderr = process.communicate(timeout=60)
         assert process.returncode == 0, stderr
-        assert "32 blocks (0.00 GiB) and 8 CPU blocks (0.00 GiB) of 16 tokens, 4 KV bytes per token" in stdout
+        assert "32 blocks (0.00 GiB) and 8 CPU blocks (0.00 GiB) of 16 tokens, 4 KV bytes per token (int32)" in stdout
         assert "dropped a malformed message (1 so far)" in stderr
         assert not Path(place.health_address.removeprefix("unix:")).exists()
 

@@ -48,6 +48,7 @@ class ObservedRunner:
         self.num_cpu_blocks = runner.num_cpu_blocks
         self.block_size = runner.block_size
         self.kv_bytes_per_token = runner.kv_bytes_per_token
+        self.kv_cache_dtype = runner.kv_cache_dtype
         self.kv_groups = runner.kv_groups
         self.world_size = runner.world_size
         self.steps: list[StepRows] = []

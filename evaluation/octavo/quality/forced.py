@@ -21,7 +21,7 @@ class ForcedModel:
     def __init__(self, runner: Runner) -> None:
         assert isinstance(runner, ModelRunner), "only models have logits"
         self.name, self.dtype = runner.model.name, runner.model.dtype
-        self.kv_dtype = str(runner.kv_cache_dtype).removeprefix("torch.")
+        self.kv_dtype = runner.kv_cache_dtype
         self._runner = runner
 
     @torch.inference_mode()

@@ -119,7 +119,7 @@ def test_what_was_loaded_is_described_on_one_line(directory: Path) -> None:
     runner = FakeRunner(directory / "model", block_size=16, num_blocks=1 << 18, num_cpu_blocks=1 << 17, windows=(0, 64))
     assert describe(runner) == (
         "model model (fake, 2048 positions) on fake: 262144 blocks (0.02 GiB) and 131072 CPU blocks (0.01 GiB)"
-        " of 16 tokens, 8 KV bytes per token; kernels: fake"
+        " of 16 tokens, 8 KV bytes per token (int32); kernels: fake"
     )
     runner.model = msgspec.structs.replace(runner.model, quantization="q4_0")
     assert describe(runner).startswith("model model (q4_0, fake, 2048 positions) on fake")

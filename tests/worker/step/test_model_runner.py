@@ -20,6 +20,7 @@ from octavo.testing.depth import deep
 from octavo.testing.native import loaded
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import KVGroup
+from octavo.worker.make_runner import describe
 from octavo.worker.model_settings import ModelSettings
 from octavo.worker.models.config import ModelConfigError
 from octavo.worker.step.model_runner import ModelRunner, ModelRunnerError, _cache_dtype
@@ -143,6 +144,8 @@ def test_8_bits_hold_nearly_twice_as_much_in_the_same_memory(bundled_model: Path
     assert narrow.kv_bytes_per_token == 2 * 30 * 3 * (64 + 4)
     assert narrow.num_blocks == 20_000_000 // (16 * narrow.kv_bytes_per_token)
     assert narrow.num_blocks > 1.87 * plain.num_blocks
+    assert "23040 KV bytes per token (bfloat16); kernels:" in describe(plain)
+    assert "12240 KV bytes per token (int8); kernels:" in describe(narrow)
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,8 @@ def describe(runner: Runner, *, exact: bool = False) -> str:
         f"model {model.name} ({numerics}, {model.max_model_len} positions) on {device}:"
         f" {runner.num_blocks} blocks ({runner.num_blocks * block_gib:.2f} GiB) and"
         f" {runner.num_cpu_blocks} CPU blocks ({runner.num_cpu_blocks * block_gib:.2f} GiB)"
-        f" of {runner.block_size} tokens, {runner.kv_bytes_per_token} KV bytes per token; kernels: {runner.kernels}"
+        f" of {runner.block_size} tokens, {runner.kv_bytes_per_token} KV bytes per token ({runner.kv_cache_dtype});"
+        f" kernels: {runner.kernels}"
     )
 
 
@@ -150,6 +151,7 @@ def _make_model_runner(config: WorkerConfig, directory: Path, **shared: Any) -> 
     # Importing torch takes seconds and a gigabyte: the fake device, and --help, must not need it.
     import torch
 
+    from octavo.worker.loading.load_format import release_free_memory
     from octavo.worker.loading.weights import WeightsError
     from octavo.worker.models.config import ModelConfigError
     from octavo.worker.models.kernel_race import settle
@@ -173,6 +175,8 @@ def _make_model_runner(config: WorkerConfig, directory: Path, **shared: Any) -> 
     if not config.tp_rank:
         # Only the first rank chooses tokens.
         runner.grammars.load()
+        # The vocabulary is read from JSON that takes a multiple of its memory for a moment.
+        release_free_memory()
     return runner
 
 

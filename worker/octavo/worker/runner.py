@@ -77,8 +77,8 @@ class Runner(Protocol):
     """A model with its paged KV cache of `num_blocks` device blocks and `num_cpu_blocks` CPU blocks of `block_size`
     slots.
 
-    Any of the `kv_groups` may use any block. `kernels` names the kernels in words; the model is spread over
-    `world_size` ranks.
+    Any of the `kv_groups` may use any block. `kv_cache_dtype` is the type of keys and values; `kernels` names the
+    kernels in words; the model is spread over `world_size` ranks.
 
     `launch` begins a step and may return before the step is done. The step carries out `moves`, in their order, then
     computes all `items` as one batch; either may be empty. It writes the keys and values of every item before it reads
@@ -99,6 +99,7 @@ class Runner(Protocol):
     num_cpu_blocks: int
     block_size: int
     kv_bytes_per_token: int
+    kv_cache_dtype: str
     kv_groups: list[KVGroup]
     world_size: int
 

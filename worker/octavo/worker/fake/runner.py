@@ -213,6 +213,7 @@ class FakeRunner:
         self.num_cpu_blocks = num_cpu_blocks
         self.block_size = block_size
         self.kv_bytes_per_token = self._cache.slot_bytes * len(windows)
+        self.kv_cache_dtype = "int32"
         self.kv_groups = [KVGroup(window) for window in windows]
 
     def launch(self, moves: BlockMoves, items: list[WorkItem]) -> DoneStep:

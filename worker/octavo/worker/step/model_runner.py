@@ -116,6 +116,7 @@ class ModelRunner:
             self.executor = self._make_executor(followers)
         self.kernels = kernel_path(choice, self._model)
         self.kv_bytes_per_token = self._block_bytes * len(self.kv_groups) // self.block_size
+        self.kv_cache_dtype = str(self._layout.dtype).removeprefix("torch.")
         self.model = ModelInfo(
             name=model_name(directory),
             fingerprint=identity,
@@ -178,11 +179,6 @@ class ModelRunner:
         )
         # A host may refuse to pin memory for CPU blocks.
         self.num_cpu_blocks = self._agreed(self._kv_cache.num_cpu_blocks)
-
-    @property
-    def kv_cache_dtype(self) -> torch.dtype:
-        """Returns the type of keys and values."""
-        return self._layout.dtype
 
     @property
     def decoder(self) -> Decoder:
