@@ -1,0 +1,82 @@
+"""The chances of guesses: how often guesses of their kind have come true lately, and how often those of their sequence
+have.
+
+Every guess that is followed counts, whether or not a step has checked it: the tokens that come show what was right. So
+a sequence whose guesses fail costs nothing while they fail, and is believed again once they would have come true.
+"""
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+from octavo.scheduler.core.speculation.draft import DraftSource
+from octavo.wire.steps import MAX_DRAFT_TOKENS
+
+# Lengths of matches that differ in what they promise; a longer match counts as the last of them.
+_BOUNDS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
+# A copy that goes on for longer counts as one of this length.
+LONGEST_COPY = _BOUNDS[-1]
+_KIND_OF_LENGTH = [max(bisect_right(_BOUNDS, length) - 1, 0) for length in range(LONGEST_COPY + MAX_DRAFT_TOKENS)]
+# What guesses are expected to be worth before any was seen, and how many seen ones that counts for.
+_FIRST_CHANCES = (0.2, 0.25, 0.25, 0.3, 0.35, 0.4, 0.5, 0.55, 0.65, 0.75, 0.8, 0.85, 0.9, 0.92, 0.94)
+_FIRST_WEIGHT = 8.0
+# Guesses seen are forgotten by halves: those of a kind after about so many, those of one sequence after about so many.
+_KEPT_OF_KIND = 2048.0
+_KEPT_OF_SEQUENCE = 24.0
+# What a sequence counts for at first: it is to show that its guesses come true as often as others of their kind.
+_FIRST_RIGHT, _FIRST_EXPECTED = 4.0, 6.0
+# No guess is certain.
+HIGHEST_CHANCE = 0.98
+# The chance that a guess and all before it come true below which it is worth no row of any step.
+_LEAST_WORTH = 0.02
+
+
+@dataclass(slots=True)
+class TrackRecord:
+    """Holds how many guesses of one sequence came true, and how many were expected to; the latest count most."""
+
+    right: float = _FIRST_RIGHT
+    expected: float = _FIRST_EXPECTED
+
+    def note(self, chance: float, came_true: bool) -> None:
+        """Notes what became of a guess that its kind gave this chance."""
+        keep = 1.0 - 1.0 / _KEPT_OF_SEQUENCE
+        self.right = self.right * keep + came_true
+        self.expected = self.expected * keep + chance
+
+    @property
+    def factor(self) -> float:
+        """Returns how much more, or less, often the sequence's guesses came true than others of their kind."""
+        return self.right / self.expected
+
+
+class Acceptance:
+    """Learns the chances of guesses by their source and the length of the match that they follow."""
+
+    def __init__(self) -> None:
+        self._right = {source: [_FIRST_WEIGHT * chance for chance in _FIRST_CHANCES] for source in DraftSource}
+        self._seen = {source: [_FIRST_WEIGHT] * len(_FIRST_CHANCES) for source in DraftSource}
+
+    def chances(self, source: DraftSource, length: int, count: int, record: TrackRecord) -> list[float]:
+        """Returns the chances of up to `count` guesses of a sequence, each given that those before it come true: by
+        each of them the match is longer. Guesses that all but never come true are left out."""
+        right, seen, factor = self._right[source], self._seen[source], record.factor
+        chances: list[float] = []
+        all_true = 1.0
+        for kind in _KIND_OF_LENGTH[length : length + count]:
+            chance = min(HIGHEST_CHANCE, factor * right[kind] / seen[kind])
+            all_true *= chance
+            if all_true < _LEAST_WORTH:
+                return chances
+            chances.append(chance)
+        return chances
+
+    def note(self, source: DraftSource, length: int, record: TrackRecord, came_true: bool) -> None:
+        """Notes whether the guess that followed a match of `length` tokens came true."""
+        kind = _KIND_OF_LENGTH[length]
+        right, seen = self._right[source], self._seen[source]
+        record.note(right[kind] / seen[kind], came_true)
+        right[kind] += came_true
+        seen[kind] += 1.0
+        if seen[kind] > _KEPT_OF_KIND:
+            right[kind] /= 2.0
+            seen[kind] /= 2.0

@@ -1,0 +1,190 @@
+"""Drafts by copying: what followed in another place of a text that the sequence repeats, or is expected to."""
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+from itertools import islice
+
+from octavo.scheduler.core.sequence import Sequence, SequenceGroup
+from octavo.scheduler.core.speculation.acceptance import LONGEST_COPY, Acceptance, TrackRecord
+from octavo.scheduler.core.speculation.draft import Draft, DraftSource
+from octavo.scheduler.core.speculation.store import OutputStore
+from octavo.scheduler.core.speculation.text import LONGEST_MATCH, SHORTEST_MATCH, Text, tail
+
+# Tokens that the proposals of one step may index together: well below a millisecond.
+_INDEXED_PER_STEP = 2048
+# After more unseen tokens than that what was followed before is not worth looking at.
+_MOST_UNSEEN = 64
+# A copy that departs from its text is looked for again among so many tokens of the text, for so many of the sequence.
+_REJOIN_AHEAD = 16
+_REJOIN_TOKENS = 16
+# Other sequences of a request whose outputs are searched; and sequences whose outputs are kept when it ends.
+_MOST_SIBLINGS = 4
+
+
+@dataclass(slots=True)
+class _Cursor:
+    """Follows a text: the sequence's latest `length` tokens stand before `place`, where its next one should be."""
+
+    text: Text
+    source: DraftSource
+    place: int
+    length: int
+
+
+@dataclass(slots=True)
+class _Track:
+    """What is known of one sequence: how many of its generated tokens were `seen`, the text that it follows, and the
+    one that it has departed from lately, after which `rejoin_left` of its tokens may lead back there."""
+
+    output: Text
+    seen: int = 0
+    cursor: _Cursor | None = None
+    departed: _Cursor | None = None
+    rejoin_left: int = 0
+    record: TrackRecord = field(default_factory=TrackRecord)
+
+
+@dataclass(slots=True)
+class _GroupTexts:
+    """The texts that all sequences of a group share, and the track of each."""
+
+    prompt: Text
+    prediction: Text | None
+    tracks: dict[Sequence, _Track] = field(default_factory=dict)
+
+
+class Drafter:
+    """Proposes drafts for the sequences of one scheduler: pure, deterministic, and of bounded memory. It looks at what
+    was appended to a sequence when it is asked for its next draft, and costs nothing where it is not."""
+
+    def __init__(self) -> None:
+        self._groups: dict[SequenceGroup, _GroupTexts] = {}
+        self._store = OutputStore()
+        self._acceptance = Acceptance()
+        self._may_index = _INDEXED_PER_STEP
+
+    def begin_step(self) -> None:
+        """Begins a step, whose proposals may index so many tokens together: long prompts are indexed over some
+        steps."""
+        self._may_index = _INDEXED_PER_STEP
+
+    def propose(self, group: SequenceGroup, sequence: Sequence, most: int) -> Draft | None:
+        """Guesses up to `most` tokens that follow the known ones of a sequence of `group`; None if there is no text to
+        follow."""
+        texts = self._groups.get(group)
+        if texts is None:
+            texts = self._groups[group] = _texts_of(group)
+        track = texts.tracks.get(sequence)
+        if track is None:
+            track = texts.tracks[sequence] = _new_track(sequence, texts.prediction)
+        self._look(track, sequence.generated_token_ids)
+        if track.cursor is None or track.cursor.length < SHORTEST_MATCH:
+            self._find(group, texts, track, sequence)
+        cursor = track.cursor
+        if cursor is None or most < 1:
+            return None
+        token_ids = _copied(cursor, most)
+        chances = self._acceptance.chances(cursor.source, cursor.length, len(token_ids), track.record)
+        del token_ids[len(chances) :]
+        return Draft(token_ids, chances, cursor.source) if chances else None
+
+    def forget(self, group: SequenceGroup) -> None:
+        """Forgets a group that has ended; its outputs are kept for others of its tenant and salt."""
+        self._groups.pop(group, None)
+        for sequence in group.sequences[:_MOST_SIBLINGS]:
+            if sequence.num_generated > SHORTEST_MATCH:
+                self._store.add(_owner(group), sequence.generated_token_ids)
+
+    def _look(self, track: _Track, generated: list[int]) -> None:
+        """Goes on along the text that the sequence follows, through the tokens that have come since."""
+        if len(generated) - track.seen > _MOST_UNSEEN:
+            track.cursor = track.departed = None
+            track.seen = len(generated)
+        for token in islice(generated, track.seen, None):
+            cursor = track.cursor
+            if cursor is not None:
+                came_true = cursor.text.tokens[cursor.place] == token
+                self._acceptance.note(cursor.source, cursor.length, track.record, came_true)
+                if came_true:
+                    _advance(track, cursor)
+                    continue
+                track.cursor, track.departed, track.rejoin_left = None, cursor, _REJOIN_TOKENS
+            if track.departed is not None:
+                _rejoin(track, track.departed, token)
+        track.seen = len(generated)
+
+    def _find(self, group: SequenceGroup, texts: _GroupTexts, track: _Track, sequence: Sequence) -> None:
+        """Makes the sequence follow the text in which the longest run of its latest tokens stands."""
+        known = sequence.num_known
+        if known < SHORTEST_MATCH:
+            return
+        latest = tail(sequence.known_tokens(max(0, known - LONGEST_MATCH), known))
+        length = track.cursor.length if track.cursor else 0
+        for source, text in self._searched(group, texts, track):
+            if self._may_index and text.num_indexed < len(text.tokens):
+                self._may_index -= text.index(self._may_index)
+            place, found = text.find(latest, length)
+            if found:
+                track.cursor, length = _Cursor(text, source, place, found), found
+
+    def _searched(self, group: SequenceGroup, texts: _GroupTexts, track: _Track) -> Iterable[tuple[DraftSource, Text]]:
+        """Yields the texts that a sequence may repeat, those first which win where others match as long."""
+        if texts.prediction is not None:
+            yield DraftSource.PREDICTION, texts.prediction
+        yield DraftSource.OUTPUT, track.output
+        yield DraftSource.PROMPT, texts.prompt
+        if len(texts.tracks) > 1:
+            others = (each.output for each in texts.tracks.values() if each is not track)
+            for text in islice(others, _MOST_SIBLINGS):
+                yield DraftSource.SIBLING, text
+        for text in self._store.texts(_owner(group)):
+            yield DraftSource.STORE, text
+
+
+def _owner(group: SequenceGroup) -> Hashable:
+    """Returns who may be told what the group was told."""
+    request = group.request
+    return request.tenant, request.cache_key.adapter, request.cache_key.salt
+
+
+def _texts_of(group: SequenceGroup) -> _GroupTexts:
+    predicted = group.request.predicted_token_ids
+    return _GroupTexts(Text(group.request.prompt_token_ids), Text(predicted) if predicted else None)
+
+
+def _new_track(sequence: Sequence, prediction: Text | None) -> _Track:
+    """Makes the track of a sequence. One that begins is expected to begin as its prediction."""
+    track = _Track(Text(sequence.generated_token_ids))
+    if prediction is not None and not sequence.generated_token_ids:
+        track.cursor = _Cursor(prediction, DraftSource.PREDICTION, 0, 0)
+    return track
+
+
+def _advance(track: _Track, cursor: _Cursor) -> None:
+    cursor.place += 1
+    cursor.length = min(cursor.length + 1, LONGEST_COPY)
+    if cursor.place >= len(cursor.text.tokens):
+        track.cursor = None
+
+
+def _rejoin(track: _Track, departed: _Cursor, token: int) -> None:
+    """Follows the text again from where `token` stands next in it."""
+    tokens, place = departed.text.tokens, departed.place
+    try:
+        found = tokens.index(token, place, place + _REJOIN_AHEAD) + 1
+    except ValueError:
+        track.rejoin_left -= 1
+        if not track.rejoin_left:
+            track.departed = None
+        return
+    track.departed = None
+    if found < len(tokens):
+        track.cursor = _Cursor(departed.text, departed.source, found, 1)
+
+
+def _copied(cursor: _Cursor, most: int) -> list[int]:
+    """Returns what stands at the cursor; at the end of an output that repeats itself, what would go on repeating."""
+    token_ids = list(cursor.text.tokens[cursor.place : cursor.place + most])
+    while cursor.source is DraftSource.OUTPUT and len(token_ids) < most:
+        token_ids += token_ids[: most - len(token_ids)]
+    return token_ids

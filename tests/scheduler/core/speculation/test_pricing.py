@@ -1,0 +1,169 @@
+"""Guesses get the rows that they are worth by a worker's measured costs, and sequences wait where that pays."""
+
+import itertools
+import random
+
+import pytest
+
+from octavo.scheduler.core.speculation.pricing import Decision, Offer, Pace, Prices, always, decide
+from octavo.wire.costs import RowCost
+from octavo.wire.steps import StepTimes
+
+# As of a CPU: few rows cost hardly more than one, then each adds as much as the one before it.
+COSTS = {1: 0.011, 4: 0.0115, 16: 0.015, 64: 0.040}
+# A step of so many rows costs in proportion: nothing is gained by any row that may be in vain.
+LINEAR = {1: 0.001, 64: 0.064}
+
+
+def prices(costs: dict[int, float], gap_s: float = 0.0005) -> Prices:
+    made = Prices([RowCost(rows, seconds) for rows, seconds in costs.items()])
+    for _ in range(20):
+        made.answered_alone(gap_s + 0.006, StepTimes(1000, 4000, 1000))
+    return made
+
+
+def good(depth: int = 8, *, in_flight: bool = False, chance: float = 0.9) -> Offer:
+    return Offer(depth * [chance], in_flight)
+
+
+def rate(costs: Prices, offers: list[Offer], counts: tuple[int, ...], num_decodes: int) -> float:
+    tokens = num_decodes + sum(sum(offer.gains()[:count]) for offer, count in zip(offers, counts, strict=True))
+    return tokens / (costs.seconds(num_decodes + sum(counts)) + costs.gap_s)
+
+
+@pytest.mark.parametrize(
+    ("rows", "seconds"), [(1, 0.011), (4, 0.0115), (10, 0.01325), (16, 0.015), (64, 0.040), (160, 0.090)]
+)
+def test_a_step_costs_in_proportion_between_what_was_measured_and_beyond(rows: int, seconds: float) -> None:
+    assert prices(COSTS).seconds(rows) == pytest.approx(seconds)
+
+
+def test_one_measured_size_stands_for_all() -> None:
+    costs = prices({4: 0.01})
+    assert [costs.seconds(rows) for rows in (1, 4, 9)] == [0.01, 0.01, 0.01]
+
+
+def test_fewer_rows_than_were_measured_cost_as_much_as_the_fewest() -> None:
+    assert prices({4: 0.01, 8: 0.02}).seconds(2) == 0.01
+
+
+def test_without_measured_costs_nothing_pays() -> None:
+    unknown = prices({})
+    assert not unknown.may_pay(1, 0)
+    assert decide(unknown, [good()], 1, 0, 100) == Decision([0], Pace.GO)
+
+
+def test_a_sequence_alone_gets_rows_for_its_guesses_and_waits() -> None:
+    decision = decide(prices(COSTS), [good()], 1, 0, 100)
+    assert decision == Decision([8], Pace.ALL)
+
+
+def test_guesses_that_hardly_ever_come_true_get_no_row_and_nobody_waits() -> None:
+    assert decide(prices(COSTS), [good(chance=0.05)], 1, 0, 100) == Decision([0], Pace.GO)
+
+
+def test_where_each_row_costs_as_much_as_any_other_nothing_pays() -> None:
+    linear = prices(LINEAR)
+    assert not linear.may_pay(8, 0)
+    assert decide(linear, 8 * [good(chance=0.98)], 8, 0, 1000) == Decision([0] * 8, Pace.GO)
+
+
+def test_fewer_guesses_pay_the_more_sequences_decode_and_none_in_a_full_step() -> None:
+    costs = prices(COSTS)
+    per_sequence = [sum(decide(costs, n * [good()], n, 0, 10_000).counts) / n for n in (1, 4, 16, 64, 1024)]
+    assert per_sequence == sorted(per_sequence, reverse=True)
+    assert per_sequence[0] == 8
+    assert per_sequence[-1] == 0
+    assert [costs.may_pay(n, 0) for n in (1, 4, 16, 1024)] == [True, True, True, False]
+
+
+def test_whoever_is_promised_nothing_by_the_best_guesses_is_not_asked_in_vain() -> None:
+    """`may_pay` is right wherever it says no: the best guesses there are get no row."""
+    for costs in (COSTS, LINEAR):
+        known = prices(costs, gap_s=0.0)
+        for n in (1, 2, 8, 64, 256, 1024):
+            if not known.may_pay(n, 0):
+                best = decide(known, n * [good(32, chance=0.98)], n, 0, 100_000)
+                assert best.pace is Pace.GO
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_other_numbers_of_guesses_would_bring_tokens_faster(seed: int) -> None:
+    source = random.Random(seed)
+    offers = [Offer([source.random() for _ in range(source.randrange(1, 4))]) for _ in range(3)]
+    num_decodes = source.randrange(3, 30)
+    costs = prices(COSTS, gap_s=0.0001)
+    decision = decide(costs, offers, num_decodes, 0, 100)
+    tried = itertools.product(*(range(len(offer.chances) + 1) for offer in offers))
+    best = max(tried, key=lambda counts: rate(costs, offers, counts, num_decodes) if any(counts) else 0.0)
+    plain = num_decodes / costs.seconds(num_decodes)
+    if decision.pace is Pace.ALL:
+        reached = rate(costs, offers, tuple(decision.counts), num_decodes)
+        assert reached == pytest.approx(rate(costs, offers, best, num_decodes))
+        assert reached > plain
+    elif decision.pace is Pace.GO:
+        assert rate(costs, offers, best, num_decodes) < 1.03 * plain
+
+
+def test_better_guesses_come_first_where_not_all_have_room() -> None:
+    offers = [good(4, chance=0.5), good(4, chance=0.95), good(4, chance=0.7)]
+    assert decide(prices(COSTS), offers, 3, 0, 5).counts == [0, 4, 1]
+    assert decide(prices(COSTS), offers, 3, 0, 0) == Decision([0, 0, 0], Pace.GO)
+
+
+def test_equal_guesses_are_shared_out_in_order() -> None:
+    assert decide(prices(COSTS), 3 * [good(1)], 3, 0, 2).counts == [1, 1, 0]
+
+
+def test_the_first_guess_of_a_sequence_with_a_token_in_flight_takes_no_row() -> None:
+    decision = decide(prices(COSTS), [good(5, in_flight=True)], 1, 0, 100)
+    assert decision == Decision([4], Pace.ALL)
+    assert Offer([0.5, 0.8], in_flight=True).gains() == [pytest.approx(0.4)]
+
+
+def test_a_single_guess_for_the_token_in_flight_is_not_waited_for() -> None:
+    assert decide(prices(COSTS), [good(1, in_flight=True)], 1, 0, 100) == Decision([0], Pace.GO)
+
+
+def test_nobody_waits_where_a_worker_would_lose_more_than_guesses_bring() -> None:
+    assert decide(prices(COSTS, gap_s=0.001), [good(2)], 1, 0, 100).pace is Pace.ALL
+    assert decide(prices(COSTS, gap_s=0.1), [good(2)], 1, 0, 100).pace is Pace.GO
+
+
+def test_only_those_with_guesses_wait_where_others_keep_a_distant_worker_busy() -> None:
+    flat = {1: 0.010, 64: 0.012}
+    offers = 8 * [good(16, chance=0.95)]
+    assert decide(prices(flat, gap_s=0.0001), offers, 16, 0, 1000).pace is Pace.ALL
+    assert decide(prices(flat, gap_s=0.05), offers, 16, 0, 1000).pace is Pace.DRAFTERS
+    # If all have guesses, nobody is left to keep it busy.
+    assert decide(prices(flat, gap_s=0.5), offers, 8, 0, 1000).pace is Pace.GO
+
+
+def test_rows_beside_a_prompt_are_worth_what_tokens_cost_without_it() -> None:
+    """However slow the prompt makes the step, a row is spent if it costs less there than its tokens do elsewhere."""
+    costs = prices({1: 0.010, 64: 0.011, 128: 0.75, 512: 5.0})
+    assert decide(costs, [good()], 1, 0, 100).counts == [8]
+    assert decide(costs, [good()], 1, 200, 100) == Decision([0], Pace.GO)
+    assert not costs.may_pay(1, 200)
+    cheaper = prices({1: 0.010, 64: 0.011, 512: 0.5})
+    assert cheaper.may_pay(1, 200)
+    assert decide(cheaper, [good()], 1, 200, 100) == Decision([8], Pace.ALL)
+
+
+def test_a_single_late_answer_does_not_change_what_waiting_costs() -> None:
+    costs = prices(COSTS, gap_s=0.002)
+    costs.answered_alone(5.0, StepTimes(0, 0, 0))
+    assert costs.gap_s == pytest.approx(0.002)
+
+
+def test_a_worker_that_says_it_took_longer_than_its_answer_lets_nothing_be_lost() -> None:
+    costs = prices(COSTS)
+    for _ in range(20):
+        costs.answered_alone(0.001, StepTimes(1000, 1000, 1000))
+    assert costs.gap_s == 0.0
+
+
+def test_unpriced_guesses_are_checked_up_to_a_number_whatever_they_promise() -> None:
+    offers = [good(8, chance=0.01), good(2), good(3, in_flight=True), good(1, in_flight=True)]
+    assert always(4, offers) == Decision([4, 2, 2, 0], Pace.DRAFTERS)
+    assert always(4, []) == Decision([], Pace.GO)
