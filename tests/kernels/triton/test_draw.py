@@ -17,7 +17,7 @@ from octavo.kernels.triton.sampling import draw as module
 from octavo.kernels.triton.sampling.draw import Drawn, draw
 from octavo.kernels.triton.sampling.stats import log_masses
 from octavo.testing.depth import deep
-from octavo.testing.oracles.choosers import assert_follows, chooser, softmax
+from octavo.testing.oracles.choosers import assert_follows, choosing_sequence, softmax
 from octavo.testing.oracles.plain_sampler import plain_masses
 
 Floats = npt.NDArray[np.float32]
@@ -59,7 +59,7 @@ def drawn(logits: Tensor, parameters: Any) -> Drawn:
 
 def left(row: Floats, parameters: tuple[float, ...]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
     _, temperature, top_k, top_p, min_p = parameters
-    example = chooser(temperature=temperature, top_k=int(top_k), top_p=top_p, min_p=min_p)
+    example = choosing_sequence(temperature=temperature, top_k=int(top_k), top_p=top_p, min_p=min_p)
     return plain_masses(row.astype(np.float64), example)
 
 

@@ -19,7 +19,7 @@ from octavo.kernels.triton.sampling import draw as draw_module
 from octavo.kernels.triton.sampling import stats
 from octavo.testbed.tiny_model import END_TOKEN_ID, VOCAB_SIZE, write_byte_model
 from octavo.testing.depth import deep
-from octavo.testing.oracles.choosers import beam, chooser
+from octavo.testing.oracles.choosers import beam, chooser, choosing_sequence
 from octavo.testing.oracles.plain_sampler import plain_choice, plain_logprobs
 from octavo.testing.small.constraints import DIGITS, WORDS, compiled
 from octavo.wire.sampling import Logprobs
@@ -33,7 +33,7 @@ from octavo.worker.sampling.grammars import Grammars
 from octavo.worker.sampling.logprobs import NotFiniteError, token_logprobs
 from octavo.worker.sampling.row_reductions import ranked
 from octavo.worker.sampling.sampler import Choices, broken, choose
-from octavo.worker.sequences import WorkerSequence
+from octavo.worker.sequences import Chooser
 
 interpreter = pytest.importorskip("triton.runtime.interpreter")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -51,7 +51,7 @@ def quick() -> Iterator[None]:
         yield
 
 
-def chosen(logits: Tensor, rows: list[WorkerSequence], masks: Masks = NO_MASKS) -> Choices:
+def chosen(logits: Tensor, rows: list[Chooser], masks: Masks = NO_MASKS) -> Choices:
     launched = launch(logits.to(DEVICE), rows, masks)
     mark(DEVICE).wait()
     assert torch.equal(launched.tokens.cpu(), launched.token_ids)
@@ -101,7 +101,7 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
-def mixed_rows() -> list[WorkerSequence]:
+def mixed_rows() -> list[Chooser]:
     rows = []
     for row in range(len(KINDS) + 2):
         tokens: dict[str, Any] = {"prompt": [row, 3, 4], "generated": [row % 7, 3, 3] * (row % 5), "seed": row}
@@ -147,12 +147,12 @@ def test_every_row_chooses_what_it_does_on_a_cpu_and_by_sorting(
         for params, width, key, generated in asked
     ]
     for row, each in enumerate(rows):
-        each.sequence_id = row
+        each.sequence.sequence_id = row
     found = chosen(logits, rows)
     assert_same(found, choose(logits, rows))
     for token in found.sampled:
         values, each = logits[token.sequence_id].numpy(), rows[token.sequence_id]
-        assert token.token_id == plain_choice(values, each)
+        assert token.token_id == plain_choice(values, each.sequence)
         if each.sampling.logprobs is not None:
             assert_alike(token.logprobs, plain_logprobs(values, token.token_id, each.sampling.logprobs))
 
@@ -219,7 +219,7 @@ def grammars(tmp_path_factory: pytest.TempPathFactory) -> Grammars:
     return Grammars(directory)
 
 
-def constrained_rows(grammars: Grammars) -> list[WorkerSequence]:
+def constrained_rows(grammars: Grammars) -> list[Chooser]:
     """Some that go on, some that must end, some that cannot, between others without a grammar."""
     digits, words = compiled(DIGITS, grammars.vocabulary), compiled(WORDS, grammars.vocabulary)
     whole = grammars.vocabulary.tokenize_str("yes")
@@ -287,7 +287,7 @@ def test_every_row_needs_its_sequence() -> None:
 def test_hidden_states_that_are_not_finite_break_their_sequence() -> None:
     hidden = torch.zeros(4, 5)
     hidden[1, 4], hidden[3, 0] = nan, -inf
-    sequences = [chooser(seed=row) for row in range(4)]
+    sequences = [choosing_sequence(seed=row) for row in range(4)]
     launched = launch_broken(hidden.to(DEVICE), sequences)
     mark(DEVICE).wait()
     assert launched.failures() == broken(hidden, sequences)
@@ -391,7 +391,7 @@ def test_nothing_waits_between_launch_and_choices(
     rows = mixed_rows()
     with never_waiting(monkeypatch):
         launched = launch(on_device, rows)
-        launch_broken(on_device, rows)
+        launch_broken(on_device, [each.sequence for each in rows])
     mark(DEVICE).wait()
     assert len(launched.choices().sampled) == len(KINDS)
 

@@ -14,7 +14,7 @@ from transformers.generation.logits_process import (
 
 from octavo.testing.oracles.choosers import beam
 from octavo.worker.sampling.sampler import beam_candidates
-from octavo.worker.sequences import WorkerSequence
+from octavo.worker.sequences import Chooser
 
 
 def random_logits(rows: int, vocab_size: int, seed: int = 0) -> Tensor:
@@ -95,7 +95,7 @@ def test_beams_in_one_batch_get_what_each_gets_alone() -> None:
         {"width": 2, "presence_penalty": 1.0, "frequency_penalty": -0.5},
     ]
     logits = random_logits(20, 500)
-    beams: list[WorkerSequence] = [beam(**kinds[i % 5], prompt=[1, i], generated=[3, i, i], seed=i) for i in range(20)]
+    beams: list[Chooser] = [beam(**kinds[i % 5], prompt=[1, i], generated=[3, i, i], seed=i) for i in range(20)]
     alone = [beam_candidates(logits[i : i + 1], [beams[i]])[0] for i in range(20)]
     assert beam_candidates(logits, beams) == alone
     assert beam_candidates(logits.flip(0), beams[::-1]) == alone[::-1]

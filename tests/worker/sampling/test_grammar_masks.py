@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from octavo.testbed.tiny_model import END_TOKEN_ID, VOCAB_SIZE, write_byte_model
-from octavo.testing.oracles.choosers import beam, chooser
+from octavo.testing.oracles.choosers import beam, chooser, choosing_sequence
 from octavo.testing.small.constraints import DIGITS, WORDS, compiled, ids_of_mask
 from octavo.wire.steps import FailureReason
 from octavo.worker.sampling import grammar_masks
@@ -18,7 +18,7 @@ from octavo.worker.sampling.grammar_masks import NO_MASKS, masks_of
 from octavo.worker.sampling.grammars import Grammars
 from octavo.worker.sampling.logprobs import token_logprobs
 from octavo.worker.sampling.sampler import Choices, choose
-from octavo.worker.sequences import WorkerSequence
+from octavo.worker.sequences import Chooser
 
 INF = float("inf")
 
@@ -39,7 +39,7 @@ def random_logits(rows: int, vocab_size: int = VOCAB_SIZE) -> Tensor:
     return 3 * torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(7))
 
 
-def chosen(logits: Tensor, rows: list[WorkerSequence], grammars: Grammars) -> Choices:
+def chosen(logits: Tensor, rows: list[Chooser], grammars: Grammars) -> Choices:
     return choose(logits, rows, masks_of(rows, grammars))
 
 
@@ -65,7 +65,7 @@ KINDS: list[dict[str, Any]] = [
 def test_what_is_chosen_is_allowed(params: dict[str, Any], vocab_size: int, grammars: Grammars, digits: str) -> None:
     """Whether the model has more logits than its tokenizer has tokens, or fewer."""
     rows = [chooser(**params | {"seed": seed, "grammar": digits}) for seed in range(20)]
-    allowed = ids_of_mask(grammars.allowed(rows[0]))
+    allowed = ids_of_mask(grammars.allowed(rows[0].sequence))
     choices = chosen(random_logits(20, vocab_size), rows, grammars)
     assert {token.token_id for token in choices.sampled} <= allowed
     assert len(choices.sampled) == 20
@@ -74,7 +74,7 @@ def test_what_is_chosen_is_allowed(params: dict[str, Any], vocab_size: int, gram
 def test_among_what_is_allowed_the_choice_is_as_ever(grammars: Grammars, digits: str) -> None:
     logits = random_logits(12)
     rows = [chooser(seed=seed, grammar=digits, top_k=5, repetition_penalty=1.3) for seed in range(12)]
-    allowed = sorted(ids_of_mask(grammars.allowed(rows[0])))
+    allowed = sorted(ids_of_mask(grammars.allowed(rows[0].sequence)))
     others = [chooser(seed=seed, allowed_token_ids=allowed, top_k=5, repetition_penalty=1.3) for seed in range(12)]
     assert chosen(logits, rows, grammars).sampled == choose(logits, others).sampled
 
@@ -109,7 +109,7 @@ def test_logprobs_are_of_the_untouched_distribution(grammars: Grammars, digits: 
     [token] = chosen(logits, [chooser(grammar=digits, logprobs=4)], grammars).sampled
     assert [token.logprobs] == token_logprobs(logits, [token.token_id], 4)
     assert token.logprobs is not None
-    assert not set(token.logprobs.top_token_ids) <= ids_of_mask(grammars.allowed(chooser(grammar=digits)))
+    assert not set(token.logprobs.top_token_ids) <= ids_of_mask(grammars.allowed(choosing_sequence(grammar=digits)))
 
 
 def test_candidates_of_beams_are_what_may_come_with_their_own_logprobs(grammars: Grammars, digits: str) -> None:
@@ -117,7 +117,7 @@ def test_candidates_of_beams_are_what_may_come_with_their_own_logprobs(grammars:
     bound = beam(8, grammar=digits, generated=tokens(grammars, "1"), stop_token_ids=[END_TOKEN_ID])
     [found] = chosen(logits, [bound], grammars).candidates
     logprobs = logits[0].log_softmax(-1)
-    allowed = ids_of_mask(grammars.allowed(bound))
+    allowed = ids_of_mask(grammars.allowed(bound.sequence))
     assert found.token_ids == sorted(allowed, key=lambda token: -float(logprobs[token]))
     assert END_TOKEN_ID in found.token_ids
     assert found.logprobs == pytest.approx([float(logprobs[token]) for token in found.token_ids], abs=1e-5)
@@ -188,18 +188,18 @@ def test_masks_are_the_same_side_by_side_as_one_after_the_other(
     monkeypatch.setattr(grammar_masks, "available_cores", lambda: 4)
     words = compiled(WORDS, grammars.vocabulary)
 
-    def rows() -> list[WorkerSequence]:
+    def rows() -> list[Chooser]:
         found = [chooser(seed=seed, grammar=words if seed % 2 else digits) for seed in range(1, 40)]
         masks_of(found, grammars)
         return found
 
     few, many = rows(), rows()
     for row in many:
-        assert row.follower is not None
-        row.follower.mask_us = 10_000
+        assert row.sequence.follower is not None
+        row.sequence.follower.mask_us = 10_000
     one, other = masks_of(few, grammars), masks_of(many, grammars)
     assert (one.bits == other.bits).all()
-    assert one.rows == other.rows
+    assert [*one.rows.values()] == [*other.rows.values()]
 
 
 def test_a_step_tells_what_each_grammar_took(grammars: Grammars, digits: str, monkeypatch: pytest.MonkeyPatch) -> None:

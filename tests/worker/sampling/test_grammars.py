@@ -15,7 +15,7 @@ from octavo.runtime.models import grammar
 from octavo.runtime.models.directory import ModelDirectoryError
 from octavo.runtime.models.grammar import GrammarError, compile_grammar, load_vocabulary
 from octavo.testbed.tiny_model import END_TOKEN_ID, START_TOKEN_ID, write_byte_model
-from octavo.testing.oracles.choosers import chooser
+from octavo.testing.oracles.choosers import choosing_sequence
 from octavo.testing.small.constraints import DIGITS, WORDS, compiled, ids_of_mask, schema_constraint
 from octavo.testing.small.tokenizers import byte_fallback_tokenizer, byte_level_tokenizer, id_of, metaspace_tokenizer
 from octavo.worker.sampling import grammars as grammars_module
@@ -58,7 +58,7 @@ def grammars(directories: dict[str, Path]) -> Grammars:
 def sequence_with(
     constraint: Constraint, vocabulary: LLTokenizer, generated: list[int] | None = None
 ) -> WorkerSequence:
-    return chooser(generated=generated, grammar=compiled(constraint, vocabulary))
+    return choosing_sequence(generated=generated, grammar=compiled(constraint, vocabulary))
 
 
 def tokens_of(vocabulary: LLTokenizer, text: str) -> list[int]:
@@ -79,8 +79,8 @@ def test_a_token_is_allowed_just_where_the_matcher_takes_it(
     sequence = sequence_with(CONSTRAINTS[kind], vocabulary)
     for number in [*walk, 0]:
         allowed = ids_of_mask(grammars.allowed(sequence))
-        taken = ids_taken(grammars.matcher(sequence), vocabulary)
-        forced = grammars.matcher(sequence).compute_ff_bytes()
+        taken = ids_taken(grammars.progress(sequence).matcher, vocabulary)
+        forced = grammars.progress(sequence).matcher.compute_ff_bytes()
         assert allowed == taken or (forced and allowed < taken)
         assert allowed, "a text can always go on or end"
         going_on = sorted(allowed - set(vocabulary.eos_tokens))
@@ -143,7 +143,7 @@ def test_a_matcher_catches_up_whatever_its_sequence_went_through(grammars: Gramm
 
 def test_choosing_with_a_grammar_takes_the_values_of_earlier_tokens(grammars: Grammars) -> None:
     assert sequence_with(DIGITS, grammars.vocabulary).reads_generated
-    assert not chooser().reads_generated
+    assert not choosing_sequence().reads_generated
 
 
 def test_a_token_that_does_not_fit_is_an_error_without_the_text(grammars: Grammars) -> None:
@@ -155,7 +155,7 @@ def test_a_token_that_does_not_fit_is_an_error_without_the_text(grammars: Gramma
 
 def test_a_grammar_that_does_not_compile_is_an_error_without_its_text(grammars: Grammars) -> None:
     with pytest.raises(GrammarError, match="cannot compile it") as error:
-        grammars.allowed(chooser(grammar="start: secret"))
+        grammars.allowed(choosing_sequence(grammar="start: secret"))
     assert "secret" not in str(error.value)
 
 
@@ -177,9 +177,9 @@ def test_each_grammar_is_compiled_once_while_it_is_among_the_last(
 ) -> None:
     monkeypatch.setattr(grammars_module, "_MOST_COMPILED", 2)
     for letter in "abacac":
-        grammars.allowed(chooser(grammar=f'start: "{letter}"'))
+        grammars.allowed(choosing_sequence(grammar=f'start: "{letter}"'))
     assert [text[-2] for text in compiled_texts] == ["a", "b", "c"]
-    grammars.allowed(chooser(grammar='start: "b"'))
+    grammars.allowed(choosing_sequence(grammar='start: "b"'))
     assert len(compiled_texts) == 4
 
 
@@ -189,7 +189,7 @@ def test_long_grammars_are_kept_only_while_there_is_memory_for_them(
     long = 'start: "' + "a" * 20_000 + '"'
     monkeypatch.setattr(grammars_module, "_MOST_BYTES", 2_000_000)
     for text in (long, 'start: "b"', long, 'start: "c"', long + "\n", long, 'start: "c"'):
-        grammars.allowed(chooser(grammar=text))
+        grammars.allowed(choosing_sequence(grammar=text))
     assert compiled_texts == [long, 'start: "b"', 'start: "c"', long + "\n", long, 'start: "c"']
 
 
@@ -200,14 +200,14 @@ def test_a_grammar_that_is_much_used_makes_place_for_others(
     texts = ['start: "a"', 'start: "b"']
     monkeypatch.setattr(grammars_module, "_MOST_BYTES", 1_000_000)
     for text in texts * 2:
-        grammars.allowed(chooser(grammar=text))
+        grammars.allowed(choosing_sequence(grammar=text))
     assert compiled_texts == texts
-    busy = chooser(grammar=texts[0])
+    busy = choosing_sequence(grammar=texts[0])
     for _ in range(400):
         grammars.allowed(busy)
-    grammars.allowed(chooser(grammar=texts[1]))
+    grammars.allowed(choosing_sequence(grammar=texts[1]))
     assert compiled_texts == texts
-    grammars.allowed(chooser(grammar=texts[0]))
+    grammars.allowed(choosing_sequence(grammar=texts[0]))
     assert compiled_texts == [*texts, texts[0]]
     assert grammars.allowed(busy)
 
@@ -216,7 +216,7 @@ def test_what_is_larger_than_the_memory_for_all_is_followed_all_the_same(
     grammars: Grammars, compiled_texts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grammars_module, "_MOST_BYTES", 0)
-    assert [grammars.allowed(chooser(grammar='start: "a"')) for _ in range(2)]
+    assert [grammars.allowed(choosing_sequence(grammar='start: "a"')) for _ in range(2)]
     assert len(compiled_texts) == 2
 
 
@@ -261,7 +261,7 @@ def test_objects_may_have_a_hundred_optional_properties(grammars: Grammars) -> N
 
 def test_a_long_chain_of_rules_does_not_overflow_the_stack(grammars: Grammars) -> None:
     chain = "\n".join(["start: a0", *(f"a{i}: a{i + 1}" for i in range(6000)), 'a6000: "x"'])
-    assert ids_of_mask(grammars.allowed(chooser(grammar=chain))) == set(tokens_of(grammars.vocabulary, "x"))
+    assert ids_of_mask(grammars.allowed(choosing_sequence(grammar=chain))) == set(tokens_of(grammars.vocabulary, "x"))
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_without_a_usable_vocabulary_only_grammars_fail(
     grammars.load()
     for _ in range(2):
         with pytest.raises(GrammarError, match="no vocabulary of its model"):
-            grammars.allowed(chooser(grammar='start: "a"'))
+            grammars.allowed(choosing_sequence(grammar='start: "a"'))
 
 
 def test_what_ends_a_text_is_what_the_generation_config_says_before_the_config(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from octavo.testing.oracles.choosers import assert_follows, chooser, chosen, drawn, softmax
+from octavo.testing.oracles.choosers import assert_follows, chooser, choosing_sequence, chosen, drawn, softmax
 from octavo.worker.sampling.logits_processors import is_processed, process
-from octavo.worker.sequences import WorkerSequence
+from octavo.worker.sequences import Chooser, WorkerSequence
 
 VOCAB_SIZE = 60
 
@@ -39,7 +39,7 @@ def expected(logits: Tensor, sequence: WorkerSequence) -> list[float]:
     return result
 
 
-def processed(logits: Tensor, sequences: list[WorkerSequence]) -> Tensor:
+def processed(logits: Tensor, sequences: list[Chooser]) -> Tensor:
     result = logits.clone()
     process(result, sequences)
     return result
@@ -67,7 +67,7 @@ FEATURES: list[dict[str, Any]] = [
 ]
 
 
-def rows_of(features: list[dict[str, Any]], seed: int = 0) -> tuple[Tensor, list[WorkerSequence]]:
+def rows_of(features: list[dict[str, Any]], seed: int = 0) -> tuple[Tensor, list[Chooser]]:
     """Random logits and, of prompts and outputs with many repeats, sequences with these features."""
     generator = np.random.default_rng(seed)
     logits = torch.from_numpy(3 * generator.standard_normal((len(features), VOCAB_SIZE)).astype(np.float32))
@@ -81,7 +81,7 @@ def rows_of(features: list[dict[str, Any]], seed: int = 0) -> tuple[Tensor, list
 def test_each_feature_does_what_the_reference_does(feature: dict[str, Any]) -> None:
     logits, sequences = rows_of([feature] * 4)
     assert processed(logits, sequences).tolist() == [
-        expected(row, sequence) for row, sequence in zip(logits, sequences, strict=True)
+        expected(row, each.sequence) for row, each in zip(logits, sequences, strict=True)
     ]
 
 
@@ -89,7 +89,7 @@ def test_all_features_in_one_batch_do_what_each_does_alone() -> None:
     features = [{}, *FEATURES, {}, *FEATURES[::-1], {}]
     logits, sequences = rows_of(features, seed=1)
     together = processed(logits, sequences)
-    assert together.tolist() == [expected(row, sequence) for row, sequence in zip(logits, sequences, strict=True)]
+    assert together.tolist() == [expected(row, each.sequence) for row, each in zip(logits, sequences, strict=True)]
     alone = [processed(logits[i : i + 1], [sequence]) for i, sequence in enumerate(sequences)]
     assert torch.equal(together, torch.cat(alone))
 
@@ -147,13 +147,13 @@ def test_a_repetition_penalty_near_zero_gives_numbers_still(penalty: float) -> N
 def test_counts_do_not_depend_on_what_has_been_computed() -> None:
     logits, [sequence] = rows_of([FEATURES[-1]])
     before = processed(logits, [sequence])
-    sequence.num_computed = 0
+    sequence.sequence.num_computed = 0
     assert torch.equal(processed(logits, [sequence]), before)
 
 
 def test_a_greedy_row_takes_the_likeliest_of_the_processed_logits() -> None:
     logits, sequences = rows_of([{**feature, "temperature": 0.0} for feature in FEATURES], seed=2)
-    best = [int(np.argmax(expected(row, sequence))) for row, sequence in zip(logits, sequences, strict=True)]
+    best = [int(np.argmax(expected(row, each.sequence))) for row, each in zip(logits, sequences, strict=True)]
     assert chosen(logits, sequences) == best
     assert best != logits.argmax(dim=-1).tolist()
 
@@ -162,7 +162,7 @@ def test_a_greedy_row_takes_the_likeliest_of_the_processed_logits() -> None:
 def test_tokens_follow_the_softmax_of_the_processed_logits(feature: dict[str, Any]) -> None:
     logits = torch.randn(VOCAB_SIZE, generator=torch.Generator().manual_seed(3))
     tokens: dict[str, Any] = {"prompt": [1, 2, 3, 30, 31], "generated": [3, 4, 4, 4, 9]}
-    result = torch.tensor(expected(logits, chooser(**tokens, **feature)))
+    result = torch.tensor(expected(logits, choosing_sequence(**tokens, **feature)))
     possible = {token for token in range(VOCAB_SIZE) if result[token] > -10}
     counts = drawn(logits, 5000, **tokens, **feature, temperature=1.5)
     assert_follows(counts, softmax(result, possible, temperature=1.5))

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from octavo.testing.oracles.choosers import beam, chooser, chosen
+from octavo.testing.oracles.choosers import beam, chooser, choosing_sequence, chosen
 from octavo.wire.steps import FailureReason
 from octavo.worker.sampling.logprobs import token_logprobs
 from octavo.worker.sampling.sampler import beam_candidates, broken, choose
-from octavo.worker.sequences import WorkerSequence
+from octavo.worker.sequences import Chooser
 
 INF = float("inf")
 KINDS: list[dict[str, Any]] = [
@@ -35,7 +35,7 @@ def random_logits(rows: int, vocab_size: int) -> Tensor:
     return 2 * torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(3))
 
 
-def mixed_row(row: int, num_kinds: int) -> WorkerSequence:
+def mixed_row(row: int, num_kinds: int) -> Chooser:
     tokens: dict[str, Any] = {"prompt": [row, 3, 4], "generated": [row % 7, 3, 3] * (row % 5), "seed": row}
     kind = row % (num_kinds + 1)
     if kind == num_kinds:
@@ -103,7 +103,7 @@ def test_the_logits_stay_as_they_are(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     "middle", [chooser(seed=9), beam(2, seed=9), chooser(seed=9, banned_token_ids=[17], top_p=0.5)]
 )
-def test_a_row_that_is_not_finite_fails_alone(bad: float, middle: WorkerSequence) -> None:
+def test_a_row_that_is_not_finite_fails_alone(bad: float, middle: Chooser) -> None:
     logits = random_logits(3, 640)
     first, last = chooser(seed=1, logprobs=3), chooser(seed=3, top_k=4)
     healthy = choose(logits[[0, 2]], [first, last])
@@ -152,7 +152,7 @@ def test_a_sequence_that_excludes_every_token_fails_alone(params: dict[str, Any]
 def test_hidden_states_that_are_not_finite_break_their_sequence() -> None:
     hidden = torch.zeros(4, 5)
     hidden[1, 4], hidden[3, 0] = float("nan"), -INF
-    assert [each.sequence_id for each in broken(hidden, [chooser(seed=i) for i in range(4)])] == [1, 3]
+    assert [each.sequence_id for each in broken(hidden, [choosing_sequence(seed=i) for i in range(4)])] == [1, 3]
 
 
 def test_no_rows_no_choices() -> None:

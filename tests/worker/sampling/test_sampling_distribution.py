@@ -13,7 +13,7 @@ from octavo.testing.oracles.choosers import chooser
 from octavo.testing.oracles.plain_sampler import plain_logits, plain_masses
 from octavo.worker.sampling import draw, rng
 from octavo.worker.sampling.logits_processors import process
-from octavo.worker.sequences import WorkerSequence
+from octavo.worker.sequences import Chooser
 
 DRAWS, AT_ONCE = 150_000, 5_000
 VOCAB_SIZE = 12
@@ -36,21 +36,21 @@ CASES: dict[str, dict[str, Any]] = {
 LOGITS = torch.randn(VOCAB_SIZE, generator=torch.Generator().manual_seed(1))
 
 
-def draws(example: WorkerSequence) -> Counter[int]:
+def draws(example: Chooser) -> Counter[int]:
     """`DRAWS` tokens, each by a key of its own."""
     logits = LOGITS[None].clone()
     process(logits, [example])
     found: Counter[int] = Counter()
     for first in range(0, DRAWS, AT_ONCE):
-        rows = [example.fork(0, index) for index in range(first, first + AT_ONCE)]
+        rows = [Chooser(example.sequence.fork(0, index)) for index in range(first, first + AT_ONCE)]
         drawn = draw.draw(draw.Rows.of(logits.expand(AT_ONCE, -1), rows), list(range(AT_ONCE)))
         found.update(drawn.tolist())
     return found
 
 
-def excess(counts: Counter[int], example: WorkerSequence) -> float:
+def excess(counts: Counter[int], example: Chooser) -> float:
     """Pearson's statistic above its mean, in its standard deviations."""
-    tokens, masses = plain_masses(plain_logits(LOGITS.numpy(), example), example)
+    tokens, masses = plain_masses(plain_logits(LOGITS.numpy(), example.sequence), example.sequence)
     possible = masses > 0
     tokens, expected = tokens[possible], DRAWS * masses[possible] / masses.sum()
     assert set(counts) <= set(tokens.tolist())

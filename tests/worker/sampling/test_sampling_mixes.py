@@ -12,7 +12,7 @@ from octavo.testing.oracles.choosers import chooser
 from octavo.testing.oracles.plain_sampler import plain_choice, plain_logprobs
 from octavo.wire.sampling import Logprobs
 from octavo.worker.sampling.sampler import choose
-from octavo.worker.sequences import WorkerSequence
+from octavo.worker.sequences import Chooser
 
 ROWS = 400
 
@@ -42,7 +42,7 @@ def random_params(random: Random, vocab_size: int) -> dict[str, Any]:
     return params
 
 
-def mixed_rows(vocab_size: int) -> tuple[Tensor, list[WorkerSequence]]:
+def mixed_rows(vocab_size: int) -> tuple[Tensor, list[Chooser]]:
     random, generator = Random(vocab_size), np.random.default_rng(vocab_size)
     scales = generator.uniform(0.5, 6.0, size=(ROWS, 1))
     logits = (scales * generator.standard_normal((ROWS, vocab_size))).astype(np.float32)
@@ -69,7 +69,7 @@ def test_every_row_chooses_what_sorting_would_choose(vocab_size: int) -> None:
     answered = [row for row in range(ROWS) if row not in stuck]
     assert [token.sequence_id for token in choices.sampled] == answered
     for row, token in zip(answered, choices.sampled, strict=True):
-        assert token.token_id == plain_choice(logits[row].numpy(), rows[row])
+        assert token.token_id == plain_choice(logits[row].numpy(), rows[row].sequence)
         top = rows[row].sampling.logprobs
         if top is None:
             assert token.logprobs is None
@@ -88,18 +88,23 @@ def test_penalties_follow_a_sequence_as_it_grows() -> None:
     for step in range(40):
         logits = torch.from_numpy(generator.standard_normal((len(grown), 60)).astype(np.float32))
         replayed = [
-            chooser(prompt=[1, 2, 2], generated=each.token_ids[3:], index=each.sequence_index, **_params(each))
+            chooser(
+                prompt=[1, 2, 2],
+                generated=each.sequence.token_ids[3:],
+                index=each.sequence.sequence_index,
+                **_params(each),
+            )
             for each in grown
         ]
         tokens = [token.token_id for token in choose(logits, grown).sampled]
         assert tokens == [token.token_id for token in choose(logits, replayed).sampled]
-        assert tokens == [plain_choice(row.numpy(), each) for row, each in zip(logits, grown, strict=True)]
+        assert tokens == [plain_choice(row.numpy(), each.sequence) for row, each in zip(logits, grown, strict=True)]
         for each, token in zip(grown, tokens, strict=True):
-            each.token_ids.append(token)
+            each.sequence.token_ids.append(token)
         if step == 20:
-            grown = [*grown, *(each.fork(each.sequence_id, 1) for each in grown)]
+            grown = [*grown, *(Chooser(each.sequence.fork(each.sequence_id, 1)) for each in grown)]
 
 
-def _params(sequence: WorkerSequence) -> dict[str, Any]:
+def _params(sequence: Chooser) -> dict[str, Any]:
     sampling = sequence.sampling
     return {name: getattr(sampling, name) for name in sampling.__struct_fields__ if name != "max_tokens"}

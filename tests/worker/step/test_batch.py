@@ -78,7 +78,7 @@ def test_followers_choose_from_the_row_of_their_leader() -> None:
     rows = build(*items).logit_rows
     assert (rows.rows, rows.num_choosing) == ([2, 4, 3], 2)
     assert rows.chooser_rows == [0, 0, 0, 1]
-    assert rows.choosers == [*items[0].choosers, *items[2].choosers]
+    assert [each.sequence for each in rows.choosers] == [*items[0].choosers, *items[2].choosers]
 
 
 @pytest.mark.parametrize(

@@ -281,4 +281,5 @@ def _result(
         list(failed),
         output.times,
         detail,
+        output.further,
     )

@@ -1,12 +1,13 @@
 """The interface between the worker's loop and the model: a runner computes steps and returns what they produced."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from octavo.wire.steps import (
     BlockMoves,
     Candidates,
+    FurtherTokens,
     KVGroup,
     ModelInfo,
     PromptLogprobs,
@@ -21,8 +22,9 @@ from octavo.worker.sequences import WorkItem
 class StepOutput:
     """Holds what a step produced, in the order of its items and of their choosers.
 
-    These are tokens for choosers that sample, candidates for beams, prompt logprobs where they are wanted, and the
-    sequences of the step that `failed` instead (`octavo.wire.steps.StepResult`).
+    These are tokens for choosers that sample, and `further` ones that drafts have brought, candidates for beams, prompt
+    logprobs where they are wanted, and the sequences of the step that `failed` instead
+    (`octavo.wire.steps.StepResult`).
     """
 
     sampled: list[SampledToken]
@@ -30,6 +32,7 @@ class StepOutput:
     prompt_logprobs: list[PromptLogprobs]
     failed: list[SequenceFailure]
     times: StepTimes
+    further: list[FurtherTokens] = field(default_factory=list)
 
     def without(self, failed: list[SequenceFailure]) -> "StepOutput":
         """Returns this output with the sequences of `failed` as failures and without anything else of these
@@ -43,6 +46,7 @@ class StepOutput:
             [each for each in self.prompt_logprobs if each.sequence_id not in dead],
             list(dead.values()),
             self.times,
+            [each for each in self.further if each.sequence_id not in dead],
         )
 
 
@@ -82,9 +86,9 @@ class Runner(Protocol):
 
     `launch` begins a step and may return before the step is done. The step carries out `moves`, in their order, then
     computes all `items` as one batch; either may be empty. It writes the keys and values of every item before it reads
-    any, and changes no sequence. Steps are done in the order of their launches. A token that a step samples may be
-    pending (`octavo.worker.sequences.PENDING_TOKEN`) in the items of the next step, unless the first step was `ready`
-    before that or the sequence `reads_generated`.
+    any, and changes no sequence. Of a draft it may check fewer tokens than there are, or none. Steps are done in the
+    order of their launches. A token that a step samples may be pending (`octavo.worker.sequences.PENDING_TOKEN`) in the
+    items of the next step, unless the first step was `ready` before that or the sequence `reads_generated`.
 
     A sequence that cannot go on is reported as failed. An exception fails the step and nothing else, except for
     `DeviceLostError`.

@@ -77,18 +77,29 @@ class SequenceTable:
         for fork in plan.forks:
             self._fork(fork)
         self._remap(plan.remaps)
-        items = [self._share(work) for work in plan.work if work.sequence_id not in self._failed]
+        drafts = _drafts(plan)
+        items = [
+            self._share(work, drafts.get(work.sequence_id, []))
+            for work in plan.work
+            if work.sequence_id not in self._failed
+        ]
         sequence_ids = [sequence.sequence_id for item in items for sequence in item.members]
         if len(set(sequence_ids)) != len(sequence_ids):
             raise PlanError("a sequence has two shares of one step")
         return items
 
     def must_know(self, plan: StepPlan) -> bool:
-        """Tells whether `plan` needs the values of pending tokens: it copies or compares them, or chooses by them."""
+        """Tells whether `plan` needs the values of pending tokens: it copies or compares them, chooses by them, guesses
+        what follows them, or goes on where a draft that is being checked ends."""
         copied = (fork.parent_id for fork in plan.forks)
         compared = (each for work in plan.work if work.follower_ids for each in (work.sequence_id, *work.follower_ids))
-        reading = (each for each in members_of(plan) if each in self._sequences and self._known(each).reads_generated)
-        return any(self._is_pending(each) for each in chain(copied, compared, reading))
+        drafted = (draft.sequence_id for draft in plan.drafts)
+        reading = (each for each in members_of(plan) if each in self._sequences and self._reads(each))
+        return any(self._is_pending(each) for each in chain(copied, compared, drafted, reading))
+
+    def _reads(self, sequence_id: int) -> bool:
+        sequence = self._sequences[sequence_id]
+        return sequence.reads_generated or sequence.is_drafted
 
     def _is_pending(self, sequence_id: int) -> bool:
         sequence = self._sequences.get(sequence_id)
@@ -97,38 +108,56 @@ class SequenceTable:
     def begin(self, items: list[WorkItem]) -> None:
         """Records that `items` are being computed: the tokens that their choosers sample are pending.
 
-        Beams get no pending token, for they wait for the scheduler's choice.
+        Beams get no pending token, for they wait for the scheduler's choice. Of a draft nothing counts as computed yet.
         """
         for item in items:
             for sequence in item.members:
-                self._advance(sequence, sequence.num_computed + item.num_tokens)
+                self._advance(sequence, sequence.num_computed + item.num_known)
             for sequence in item.choosers:
                 if sequence.sampling.beam is None:
                     sequence.token_ids.append(PENDING_TOKEN)
+                    sequence.is_drafted = bool(item.draft)
 
     def complete(self, items: list[WorkItem], output: StepOutput) -> None:
         """Replaces the pending tokens of `items` by the sampled ones, and drops the sequences that have failed.
 
-        A further step of the same sequences may have begun meanwhile. Raises `ValueError` if the output is not that of
-        the choosers in their order without the failed ones, if a token is not in the vocabulary, or if a sequence
-        failed that is not in `items`; each of these is the runner's fault and not the plan's.
+        Sequences with drafts get their further tokens, and give back the blocks that these do not reach. A further step
+        of all other sequences may have begun meanwhile. Raises `ValueError` if the output is not that of the choosers
+        in their order without the failed ones, if a token is not in the vocabulary or does not follow from a draft, or
+        if a sequence failed that is not in `items`; each of these is the runner's fault and not the plan's.
         """
         dead = _by_id(output.failed, items)
-        choosers = [(each, item.end) for item in items for each in item.choosers if each.sequence_id not in dead]
+        choosers = [(each, item.known_end) for item in items for each in item.choosers if each.sequence_id not in dead]
         sampling = [(sequence, end) for sequence, end in choosers if sequence.sampling.beam is None]
         beams = [sequence for sequence, _ in choosers if sequence.sampling.beam is not None]
         _check_answered("tokens", [sequence for sequence, _ in sampling], output.sampled)
         _check_answered("candidates", beams, output.candidates)
         chosen = [token.token_id for token in output.sampled]
-        self._check_vocabulary([*chosen, *(token_id for beam in output.candidates for token_id in beam.token_ids)])
+        further = _further(items, output)
+        offered = [token_id for beam in output.candidates for token_id in beam.token_ids]
+        self._check_vocabulary([*chosen, *offered, *(token_id for more in further.values() for token_id in more)])
         for (sequence, end), token_id in zip(sampling, chosen, strict=True):
             sequence.token_ids[end] = token_id
             if end == sequence.prompt_length:
                 sequence.span.event("first_token")
+        for item in items:
+            if item.draft and item.sequence.sequence_id not in dead:
+                self._confirm(item.sequence, further.get(item.sequence.sequence_id, []))
         members = (sequence for item in items for sequence in item.members) if dead else ()
         for sequence in members:
             if failure := dead.get(sequence.sequence_id):
                 self._fail(sequence, failure)
+
+    def _confirm(self, sequence: WorkerSequence, further: list[int]) -> None:
+        """Appends the tokens that a draft has brought. Those before the last of them are computed; blocks behind go."""
+        sequence.is_drafted = False
+        sequence.token_ids += further
+        self._advance(sequence, sequence.num_computed + len(further))
+        width = -(-sequence.num_computed // self._block_size)
+        for group, table in enumerate(sequence.block_tables):
+            if len(table) > width:
+                del table[width:]
+                sequence.mark_unsent(group, width)
 
     def _fail(self, sequence: WorkerSequence, failure: SequenceFailure) -> None:
         """Marks `sequence` as failed. It may have been forgotten by now, and its id given to another sequence."""
@@ -230,19 +259,29 @@ class SequenceTable:
             sequence.mark_unsent(remap.kv_group, remap.logical_index)
         return sequence
 
-    def _share(self, work: SequenceWork) -> WorkItem:
+    def _share(self, work: SequenceWork, draft: list[int]) -> WorkItem:
         leader = self._known(work.sequence_id)
         members = (leader, *[self._follower(sequence_id, leader) for sequence_id in work.follower_ids])
         for sequence in members:
             self._grow(sequence, work)
         start = leader.num_computed
         end = start + work.num_tokens
-        self._check_end(leader, end)
-        self._check_visible(leader, start, end)
+        self._check_end(leader, end, end + len(draft))
+        self._check_visible(leader, start, end + len(draft))
         chooses = end == len(leader.token_ids)
         if work.follower_ids and not chooses:
             raise PlanError(f"{leader} has followers, but does not reach its last token in this step")
-        return WorkItem(leader, start, work.num_tokens, members if chooses else ())
+        if draft:
+            self._check_draft(leader, draft, chooses=chooses, alone=not work.follower_ids)
+        return WorkItem(leader, start, work.num_tokens + len(draft), members if chooses else (), draft)
+
+    def _check_draft(self, sequence: WorkerSequence, draft: list[int], *, chooses: bool, alone: bool) -> None:
+        if not chooses:
+            raise PlanError(f"{sequence} has a draft, but does not reach its last token in this step")
+        if not alone or sequence.sampling.beam is not None:
+            raise PlanError(f"{sequence} has a draft, but {'has followers' if not alone else 'is a beam'}")
+        if not self._in_vocabulary(draft):
+            raise PlanError(f"{sequence} has a draft with a token id outside the vocabulary of {self._vocab_size}")
 
     def _follower(self, sequence_id: int, leader: WorkerSequence) -> WorkerSequence:
         follower = self._known(sequence_id)
@@ -277,14 +316,14 @@ class SequenceTable:
             table.extend(block_ids)
         check_distinct(sequence.block_tables, str(sequence))
 
-    def _check_end(self, sequence: WorkerSequence, end: int) -> None:
-        for limit, what in (
-            (len(sequence.token_ids), "known tokens"),
-            (min(map(len, sequence.block_tables)) * self._block_size, "slots in its blocks"),
-            (self._max_model_len, "positions in the model"),
+    def _check_end(self, sequence: WorkerSequence, end: int, end_of_draft: int) -> None:
+        for reached, limit, what in (
+            (end, len(sequence.token_ids), "known tokens"),
+            (end_of_draft, min(map(len, sequence.block_tables)) * self._block_size, "slots in its blocks"),
+            (end_of_draft, self._max_model_len, "positions in the model"),
         ):
-            if end > limit:
-                raise PlanError(f"{sequence} is to reach {end} tokens; it has {limit} {what}")
+            if reached > limit:
+                raise PlanError(f"{sequence} is to reach {reached} tokens; it has {limit} {what}")
 
     def _advance(self, sequence: WorkerSequence, num_computed: int) -> None:
         """Sets `num_computed` and drops the blocks that windows leave behind, which may be given to any sequence from
@@ -332,6 +371,27 @@ def _span(start: SequenceStart) -> Span:
 def members_of(plan: StepPlan) -> Iterator[int]:
     """Yields the ids of all sequences that `plan` has work for, in the plan's order."""
     return (sequence_id for work in plan.work for sequence_id in (work.sequence_id, *work.follower_ids))
+
+
+def _drafts(plan: StepPlan) -> dict[int, list[int]]:
+    """Returns the drafts of `plan` by sequence. Raises `PlanError` if a sequence has two, or no work."""
+    drafts = {draft.sequence_id: draft.token_ids for draft in plan.drafts}
+    if len(drafts) != len(plan.drafts) or not drafts.keys() <= {work.sequence_id for work in plan.work}:
+        raise PlanError("a sequence has two drafts, or a draft and no work")
+    return drafts
+
+
+def _further(items: list[WorkItem], output: StepOutput) -> dict[int, list[int]]:
+    """Returns the further tokens of `output` by sequence. Raises `ValueError` if they do not follow from its drafts."""
+    if not output.further:
+        return {}
+    drafts = {item.sequence.sequence_id: item.draft for item in items if item.draft}
+    sampled = {token.sequence_id: token.token_id for token in output.sampled}
+    for found in output.further:
+        first, draft = sampled.get(found.sequence_id), drafts.get(found.sequence_id, [])
+        if [first, *found.token_ids[:-1]] != draft[: len(found.token_ids)]:
+            raise ValueError("the runner returned further tokens of a sequence that do not follow from its draft")
+    return {found.sequence_id: found.token_ids for found in output.further}
 
 
 def _by_id(failed: list[SequenceFailure], items: list[WorkItem]) -> dict[int, SequenceFailure]:

@@ -26,6 +26,9 @@ class WorkerSequence:
     done. There is one table per KV group, from logical to physical block, with `NULL_BLOCK` where a sliding window has
     passed.
 
+    `is_drafted` tells that a step under way checks a draft of its next tokens: until that is done it is open how many
+    tokens it has.
+
     The sampler keeps derived state here: `edits` of the logits and the `follower` of the grammar. A device keeps
     `num_sent`: for each block table, the number of leading entries that it has been sent and that have not changed
     since. `failure` tells why the sequence cannot go on; steps under way may still hold it.
@@ -38,6 +41,7 @@ class WorkerSequence:
     token_ids: list[int]
     num_computed: int
     block_tables: list[list[int]]
+    is_drafted: bool = field(default=False, repr=False, compare=False)
     edits: "LogitEdits | None" = field(default=None, repr=False, compare=False)
     follower: "GrammarProgress | None" = field(default=None, repr=False, compare=False)
     num_sent: list[int] = field(default_factory=list, repr=False, compare=False)
@@ -79,23 +83,69 @@ class WorkerSequence:
         return f"sequence {self.sequence_id:#x}"
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Chooser:
+    """A sequence that chooses what follows its tokens and the first `num_drafted` of its `draft`, as if it had
+    generated these."""
+
+    sequence: WorkerSequence
+    draft: list[int] = field(default_factory=list)
+    num_drafted: int = 0
+
+    @property
+    def sequence_id(self) -> int:
+        return self.sequence.sequence_id
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self.sequence.sampling
+
+    @property
+    def num_generated(self) -> int:
+        return self.sequence.num_generated + self.num_drafted
+
+    @property
+    def drafted(self) -> list[int]:
+        """Returns the drafted tokens that count as generated."""
+        return self.draft[: self.num_drafted]
+
+
 @dataclass(frozen=True, slots=True)
 class WorkItem:
     """One sequence's share of a step: the positions `start` to `start + num_tokens - 1`.
 
     If the item reaches the last known token, the row of that token chooses the next one for each of the `choosers`: the
     sequence itself, then its followers, which have the same tokens and tables. Otherwise there are no choosers.
+
+    The last positions may hold a `draft` of what follows the last known token. Then there is one chooser, and each row
+    of the draft chooses too, as if the draft were right so far.
     """
 
     sequence: WorkerSequence
     start: int
     num_tokens: int
     choosers: tuple[WorkerSequence, ...]
+    draft: list[int] = field(default_factory=list)
 
     @property
     def end(self) -> int:
         """Returns the position after the last one."""
         return self.start + self.num_tokens
+
+    @property
+    def num_known(self) -> int:
+        """Returns the number of positions whose tokens are no guesses."""
+        return self.num_tokens - len(self.draft)
+
+    @property
+    def known_end(self) -> int:
+        """Returns the position after the last one whose token is no guess."""
+        return self.end - len(self.draft)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Returns the tokens at the positions, the draft included."""
+        return self.sequence.token_ids[self.start : self.known_end] + self.draft
 
     @property
     def members(self) -> tuple[WorkerSequence, ...]:

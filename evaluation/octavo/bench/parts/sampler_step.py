@@ -20,7 +20,7 @@ from torch import Tensor
 from octavo.bench.table import line
 from octavo.wire.sampling import NEUTRAL, PENALTIES, BeamSearch, EarlyStopping, SamplingParams
 from octavo.worker.sampling.sampler import choose
-from octavo.worker.sequences import WorkerSequence
+from octavo.worker.sequences import Chooser, WorkerSequence
 
 _PROMPT, _GENERATED = 512, 512
 _PENALTIES = {name: NEUTRAL[name] + 0.1 for name in PENALTIES}
@@ -100,7 +100,7 @@ def main(rows: int, vocab_size: int, threads: int, repeats: int) -> None:
         floors = [best_ms(partial(torch.max, logits, dim=-1), repeats) for logits in both]
         _tell("logits.max(-1)", floors, floors)
         for name, features in cases.items():
-            choosers = sequences(rows, vocab_size, *features)
+            choosers = [Chooser(each) for each in sequences(rows, vocab_size, *features)]
             _tell(name, [best_ms(partial(choose, logits, choosers), repeats) for logits in both], floors)
 
 

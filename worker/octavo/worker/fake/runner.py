@@ -9,7 +9,7 @@ import struct
 import time
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
@@ -20,6 +20,7 @@ from octavo.wire.sampling import Logprobs, SamplingParams
 from octavo.wire.steps import (
     BlockMoves,
     Candidates,
+    FurtherTokens,
     GrammarTime,
     KVGroup,
     ModelInfo,
@@ -34,7 +35,7 @@ from octavo.worker.fake.distribution import FakeDistribution, NoTokenLeftError, 
 from octavo.worker.fake.faults import FakeFault, FakeFaults
 from octavo.worker.runner import DoneStep, StepOutput
 from octavo.worker.sampling.grammars import Grammars
-from octavo.worker.sequences import WorkerSequence, WorkItem
+from octavo.worker.sequences import Chooser, WorkerSequence, WorkItem
 from octavo.worker.step.failures import bad_grammar, no_token_left, not_finite
 
 # The costs that a fake device reports: moving a block costs as much as computing four of its tokens, so that now one is
@@ -163,6 +164,26 @@ def _first_visible(window: int, position: int) -> int:
     return max(0, position - window + 1) if window else 0
 
 
+@dataclass
+class FakeChoices:
+    """Collects what a step's sequences choose (`octavo.worker.runner.StepOutput`)."""
+
+    sampled: list[SampledToken] = field(default_factory=list)
+    further: list[FurtherTokens] = field(default_factory=list)
+    candidates: list[Candidates] = field(default_factory=list)
+    failed: list[SequenceFailure] = field(default_factory=list)
+    grammars: list[GrammarTime] = field(default_factory=list)
+
+    def output(self, prompt_logprobs: list[PromptLogprobs], times: StepTimes) -> StepOutput:
+        return StepOutput(self.sampled, self.candidates, prompt_logprobs, self.failed, times, self.further)
+
+
+def _failure(sequence: WorkerSequence, error: NoTokenLeftError | GrammarError) -> SequenceFailure:
+    if isinstance(error, GrammarError):
+        return bad_grammar(sequence.sequence_id, str(error))
+    return no_token_left(sequence.sequence_id, constrained=bool(sequence.sampling.grammar))
+
+
 class FakeRunner:
     """The `Runner` of the fake model, with a cache of one int32 per slot. Every step takes `step_ms` longer than it
     must.
@@ -232,70 +253,94 @@ class FakeRunner:
         if self._step_s:
             time.sleep(self._step_s)
         slept = time.monotonic_ns()
-        sampled, candidates, failed, grammars = self._choose(items)
+        chosen = self._choose(items)
         prompt_logprobs = [part for item in items for part in self._prompt_logprobs(item)]
         ended = time.monotonic_ns()
-        times = StepTimes((written - began) // 1000, (slept - written) // 1000, (ended - slept) // 1000, grammars)
-        return StepOutput(sampled, candidates, prompt_logprobs, failed, times).without(spoiled)
+        times = StepTimes(
+            (written - began) // 1000, (slept - written) // 1000, (ended - slept) // 1000, chosen.grammars
+        )
+        return chosen.output(prompt_logprobs, times).without(spoiled)
 
     def _write(self, item: WorkItem) -> None:
-        token_ids = item.sequence.token_ids[item.start : item.start + item.num_tokens]
         for table in item.sequence.block_tables:
-            self._cache.write(table, item.start, token_ids)
+            self._cache.write(table, item.start, item.token_ids)
 
-    def _choose(
-        self, items: list[WorkItem]
-    ) -> tuple[list[SampledToken], list[Candidates], list[SequenceFailure], list[GrammarTime]]:
-        sampled, candidates, failed, grammars = [], [], [], []
+    def _choose(self, items: list[WorkItem]) -> FakeChoices:
+        chosen = FakeChoices()
         for item in items:
-            if not item.choosers:
-                continue
-            end = item.start + item.num_tokens
-            history = self._read(item.sequence, end - 1, end)
-            for chooser in item.choosers:
+            for sequence in item.choosers:
                 began = time.perf_counter_ns()
                 try:
-                    if chooser.sampling.beam is None:
-                        sampled.append(self._sample(chooser, history))
+                    if sequence.sampling.beam is None:
+                        self._sample(item, sequence, chosen)
                     else:
-                        candidates.append(self._offer(chooser, history))
-                except NoTokenLeftError:
-                    constrained = bool(chooser.sampling.grammar)
-                    failed.append(no_token_left(chooser.sequence_id, constrained=constrained))
-                except GrammarError as error:
-                    failed.append(bad_grammar(chooser.sequence_id, str(error)))
-                if chooser.sampling.grammar:
+                        chosen.candidates.append(self._offer(item, sequence))
+                except (NoTokenLeftError, GrammarError) as error:
+                    chosen.failed.append(_failure(sequence, error))
+                if sequence.sampling.grammar:
                     # A grammar takes nearly all the time of a choice here.
-                    grammars.append(GrammarTime(chooser.sequence_id, (time.perf_counter_ns() - began) // 1000))
-        return sampled, candidates, failed, grammars
+                    taken = (time.perf_counter_ns() - began) // 1000
+                    chosen.grammars.append(GrammarTime(sequence.sequence_id, taken))
+        return chosen
 
-    def _sample(self, sequence: WorkerSequence, history: bytes) -> SampledToken:
-        sampling = sequence.sampling
-        token_id = self._vocabulary.choose(
-            history, sampling, sequence.sequence_index, sequence.num_generated, self._mask(sequence)
-        )
+    def _sample(self, item: WorkItem, sequence: WorkerSequence, chosen: FakeChoices) -> None:
+        """Samples a token, and the further ones that the item's draft brings.
+
+        Raises `NoTokenLeftError` or `GrammarError` if there is not even one.
+        """
+        first = self._sampled(item, Chooser(sequence))
+        chosen.sampled.append(first)
+        tokens = [first]
+        try:
+            for num_drafted, guess in enumerate(item.draft, 1):
+                if tokens[-1].token_id != guess:
+                    break
+                tokens.append(self._sampled(item, Chooser(sequence, item.draft, num_drafted)))
+        except (NoTokenLeftError, GrammarError):
+            # Without a draft it would be the next step's failure.
+            pass
+        if further := tokens[1:]:
+            token_ids, logprobs = (
+                [each.token_id for each in further],
+                [each.logprobs for each in further if each.logprobs],
+            )
+            chosen.further.append(FurtherTokens(sequence.sequence_id, token_ids, logprobs))
+
+    def _sampled(self, item: WorkItem, chooser: Chooser) -> SampledToken:
+        sampling, index = chooser.sampling, chooser.sequence.sequence_index
+        history = self._history_of(item, chooser)
+        token_id = self._vocabulary.choose(history, sampling, index, chooser.num_generated, self._mask(chooser))
         wanted = sampling.logprobs
         logprobs = None if wanted is None else self._vocabulary.logprobs(history, token_id, wanted)
-        return SampledToken(sequence.sequence_id, token_id, logprobs)
+        return SampledToken(chooser.sequence_id, token_id, logprobs)
 
-    def _offer(self, sequence: WorkerSequence, history: bytes) -> Candidates:
-        mask = self._mask(sequence)
+    def _offer(self, item: WorkItem, sequence: WorkerSequence) -> Candidates:
+        chooser = Chooser(sequence)
+        history, mask = self._history_of(item, chooser), self._mask(chooser)
         offered = self._vocabulary.candidates(history, sequence.sampling, sequence.num_generated, mask)
         return Candidates(sequence.sequence_id, [token for token, _ in offered], [logprob for _, logprob in offered])
 
-    def _mask(self, sequence: WorkerSequence) -> bytes | None:
-        """Returns the tokens that the sequence's grammar allows, or None without a grammar. Raises `GrammarError`."""
-        return self.grammars.allowed(sequence) if sequence.sampling.grammar else None
+    def _history_of(self, item: WorkItem, chooser: Chooser) -> bytes:
+        end = item.known_end + chooser.num_drafted
+        return self._read(item, end - 1, end)
+
+    def _mask(self, chooser: Chooser) -> bytes | None:
+        """Returns the tokens that the chooser's grammar allows, or None without a grammar. Raises `GrammarError`."""
+        if not chooser.sampling.grammar:
+            return None
+        if chooser.num_drafted:
+            return self.grammars.allowed_after(chooser.sequence, chooser.drafted)
+        return self.grammars.allowed(chooser.sequence)
 
     def _prompt_logprobs(self, item: WorkItem) -> list[PromptLogprobs]:
         """Returns the logprobs of the prompt tokens after the item's own positions, if they are wanted and there are
         any."""
         sequence, start = item.sequence, item.start
         top = sequence.sampling.prompt_logprobs
-        end = min(start + item.num_tokens, sequence.prompt_length - 1)
+        end = min(item.known_end, sequence.prompt_length - 1)
         if top is None or start >= end:
             return []
-        history = array("i", self._read(sequence, start, end))
+        history = array("i", self._read(item, start, end))
         skipped = _first_visible(self._window, start)
         reports = [
             self._vocabulary.logprobs(
@@ -307,16 +352,16 @@ class FakeRunner:
         ]
         return [PromptLogprobs(sequence.sequence_id, start + 1, reports)]
 
-    def _read(self, sequence: WorkerSequence, start: int, end: int) -> bytes:
-        """Returns the tokens that queries at the positions `start` to `end - 1` see in the widest group.
+    def _read(self, item: WorkItem, start: int, end: int) -> bytes:
+        """Returns the tokens that queries at the positions `start` to `end - 1` of `item` see in the widest group.
 
         Raises `FakeCacheError` if the other groups do not agree.
         """
         reads = [
             self._cache.read(table, _first_visible(group.window, start), end)
-            for group, table in zip(self.kv_groups, sequence.block_tables, strict=True)
+            for group, table in zip(self.kv_groups, item.sequence.block_tables, strict=True)
         ]
         history = max(reads, key=len)
         if not all(history.endswith(read) for read in reads):
-            raise FakeCacheError(f"{sequence} has other tokens in one KV group than in another")
+            raise FakeCacheError(f"{item.sequence} has other tokens in one KV group than in another")
         return history

@@ -65,7 +65,7 @@ class GpuExecutor:
     """Runs steps of `model` over the blocks of `cache`, decode steps as CUDA graphs.
 
     `launch` waits for the device only for swaps that the step depends on and for prompt logprobs. A step that finds no
-    memory is computed in halves.
+    memory is computed without drafts, and then in halves.
     """
 
     def __init__(
@@ -146,8 +146,11 @@ class GpuExecutor:
             if len(items) == 1 and items[0].num_tokens == 1:
                 raise
         # Not where the error is handled: its traceback holds all that the step had taken.
-        logger.warning("no memory for %d tokens in one go; computing them in two", _num_tokens(items))
         torch.cuda.empty_cache()
+        if any(item.draft for item in items):
+            logger.warning("no memory for %d tokens and guesses in one go; leaving the guesses out", _num_tokens(items))
+            return self._launch([without_draft(item) for item in items])
+        logger.warning("no memory for %d tokens in one go; computing them in two", _num_tokens(items))
         first, second = halves(items)
         return [*self._launch(first), *self._launch(second)]
 
@@ -203,17 +206,22 @@ class GpuExecutor:
         return hidden, self._model.logits(hidden)
 
     def _keep_tokens(self, wanted: LogitRows, tokens: Tensor) -> None:
-        """Keeps the chosen tokens on the device for the next step; those of beams the scheduler chooses."""
+        """Keeps the chosen tokens on the device for the next step; those of beams the scheduler chooses, and after a
+        draft it waits for the answer."""
         rows = [
-            self._rows.discard_row if chooser.sampling.beam else self._rows.row_of(chooser)
+            self._rows.discard_row if chooser.sampling.beam or chooser.draft else self._rows.row_of(chooser.sequence)
             for chooser in wanted.choosers
         ]
         if rows:
             self._rows.next_tokens.index_copy_(0, _places(rows, self._device), tokens)
 
 
+def without_draft(item: WorkItem) -> WorkItem:
+    return WorkItem(item.sequence, item.start, item.num_known, item.choosers)
+
+
 def halves(items: list[WorkItem]) -> tuple[list[WorkItem], list[WorkItem]]:
-    """Divides `items`, of more than one token, in two; a single item is cut into two chunks.
+    """Divides `items`, of more than one token and without drafts, in two; a single item is cut into two chunks.
 
     The first half writes what the second half reads.
     """

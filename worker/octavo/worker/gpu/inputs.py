@@ -203,7 +203,7 @@ class StepInputs:
 
     def _numbers(self, items: list[WorkItem]) -> "np.ndarray[Any, np.dtype[np.int32]]":
         """Returns [3, tokens]: known ids (`PENDING_TOKEN` where only the device knows them), positions, and rows."""
-        tokens = [token for item in items for token in item.sequence.token_ids[item.start : item.end]]
+        tokens = [token for item in items for token in item.token_ids]
         positions = [position for item in items for position in range(item.start, item.end)]
         rows = [row for item in items for row in [self._rows.row_of(item.sequence)] * item.num_tokens]
         return np.array([tokens, positions, rows], dtype=np.int32)

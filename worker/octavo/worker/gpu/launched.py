@@ -36,7 +36,8 @@ class Part:
     def output(self, times: StepTimes) -> StepOutput:
         choices = self.choices.choices()
         failed = [*self.broken.failures(), *self.failed_prompts]
-        return StepOutput(choices.sampled, choices.candidates, self.prompts, choices.failed, times).without(failed)
+        output = StepOutput(choices.sampled, choices.candidates, self.prompts, choices.failed, times, choices.further)
+        return output.without(failed)
 
 
 class GpuStep:
@@ -96,6 +97,7 @@ def _in_order(items: list[WorkItem], outputs: list[StepOutput], times: StepTimes
         ordered(_joined(each for output in outputs for each in output.prompt_logprobs)),
         [],
         times,
+        ordered(each for output in outputs for each in output.further),
     ).without(ordered(failed.values()))
 
 

@@ -17,16 +17,17 @@ from torch import Tensor
 from octavo.kernels.triton.sampling.draw import TEMPERATURE, UNIFORM, draw
 from octavo.kernels.triton.sampling.stats import log_masses
 from octavo.wire.sampling import BeamSearch, EarlyStopping, Logprobs, SamplingParams
-from octavo.wire.steps import Candidates, SampledToken, SequenceFailure
+from octavo.wire.steps import Candidates, FurtherTokens, SampledToken, SequenceFailure
 from octavo.worker.gpu.logprobs import DeviceLogprobs, launch_logprobs
 from octavo.worker.gpu.transfer import download, upload
+from octavo.worker.sampling.acceptance import accepted, reports
 from octavo.worker.sampling.grammar_masks import NO_MASKS, Masks
 from octavo.worker.sampling.logits_processors import is_processed, process
 from octavo.worker.sampling.logprobs import listed
 from octavo.worker.sampling.rng import uniforms
 from octavo.worker.sampling.row_reductions import ranked
 from octavo.worker.sampling.sampler import Choices, failures, num_candidates
-from octavo.worker.sequences import WorkerSequence
+from octavo.worker.sequences import Chooser, WorkerSequence
 from octavo.worker.step.failures import not_finite
 
 
@@ -37,7 +38,7 @@ class DeviceCandidates:
     `token_ids` and `logprobs` ([beams, n] each) belong to the `beams`, each of which wants `counts`.
     """
 
-    beams: list[WorkerSequence]
+    beams: list[Chooser]
     token_ids: Tensor
     logprobs: Tensor
     counts: list[int]
@@ -48,7 +49,7 @@ class DeviceCandidates:
         return [Candidates(beam.sequence_id, token_ids, values) for beam, (token_ids, values) in rows]
 
 
-def launch_candidates(logits: Tensor, beams: list[WorkerSequence], masks: Masks = NO_MASKS) -> DeviceCandidates:
+def launch_candidates(logits: Tensor, beams: list[Chooser], masks: Masks = NO_MASKS) -> DeviceCandidates:
     """Starts `octavo.worker.sampling.sampler.beam_candidates` of `logits` and waits for nothing.
 
     `logits` is [beams, vocab_size] of any float dtype, with at least one row. The numbers of a row do not depend on the
@@ -80,7 +81,7 @@ class DeviceChoices:
     """
 
     tokens: Tensor
-    choosers: list[WorkerSequence]
+    choosers: list[Chooser]
     token_ids: Tensor
     largest: Tensor
     left: Tensor
@@ -92,20 +93,22 @@ class DeviceChoices:
     def choices(self) -> Choices:
         """Returns what `octavo.worker.sampling.sampler.choose` does. Call it once the step is read back."""
         finite = [isfinite(value) for value in self.largest.tolist()]
-        sampled, candidates = self._sampled(finite), self._candidates(finite)
+        (sampled, further), candidates = self._sampled(finite), self._candidates(finite)
         answered = {each.sequence_id for each in sampled} | {each.sequence_id for each in candidates}
-        return Choices(sampled, candidates, failures(self.choosers, finite, answered, self.masks))
+        return Choices(sampled, candidates, failures(self.choosers, finite, answered, self.masks), further)
 
-    def _sampled(self, finite: list[bool]) -> list[SampledToken]:
+    def _sampled(self, finite: list[bool]) -> tuple[list[SampledToken], list[FurtherTokens]]:
         logprobs: dict[int, Logprobs] = {}
         if self.logprobs:
             logprobs = dict(zip(self.wanting, self.logprobs.listed(), strict=True))
-        rows = zip(self.choosers, finite, self.token_ids.tolist(), self.left.tolist(), strict=True)
-        return [
-            SampledToken(chooser.sequence_id, token_id, logprobs.get(row))
-            for row, (chooser, good, token_id, left) in enumerate(rows)
+        token_ids: list[int] = self.token_ids.tolist()
+        rows = zip(self.choosers, finite, self.left.tolist(), strict=True)
+        possible = {
+            row
+            for row, (chooser, good, left) in enumerate(rows)
             if good and isfinite(left) and not chooser.sampling.beam
-        ]
+        }
+        return reports(self.choosers, accepted(self.choosers, token_ids, possible), token_ids, logprobs)
 
     def _candidates(self, finite: list[bool]) -> list[Candidates]:
         if self.candidates is None:
@@ -127,7 +130,7 @@ class DeviceBroken:
         return [not_finite(each.sequence_id) for each, good in rows if not good]
 
 
-def launch(logits: Tensor, choosers: list[WorkerSequence], masks: Masks = NO_MASKS) -> DeviceChoices:
+def launch(logits: Tensor, choosers: list[Chooser], masks: Masks = NO_MASKS) -> DeviceChoices:
     """Starts what `octavo.worker.sampling.sampler.choose` does with `logits` and waits for nothing.
 
     `logits` is [rows, vocab_size] of any float dtype, the ids of a row side by side; it is left as it is. All tokens of
@@ -178,36 +181,35 @@ def warm_up(logits: Tensor) -> None:
         {"banned_token_ids": [0]},
         {"beam": BeamSearch(1, 1.0, EarlyStopping.ON)},
     ]
-    sequences = [
-        WorkerSequence(row, 0, SamplingParams(max_tokens=1, **each), 1, [0], 1, []) for row, each in enumerate(asked)
+    choosers = [
+        Chooser(WorkerSequence(row, 0, SamplingParams(max_tokens=1, **each), 1, [0], 1, []))
+        for row, each in enumerate(asked)
     ]
-    launch(logits[:1].repeat(len(sequences), 1), sequences)
+    launch(logits[:1].repeat(len(choosers), 1), choosers)
 
 
-def _parameters(sequences: list[WorkerSequence]) -> Parameters:
-    """Returns [sequences, 5], the parameters as `octavo.kernels.triton.sampling.draw` takes them."""
-    params = [sequence.sampling for sequence in sequences]
+def _parameters(choosers: list[Chooser]) -> Parameters:
+    """Returns [choosers, 5], the parameters as `octavo.kernels.triton.sampling.draw` takes them."""
+    params = [chooser.sampling for chooser in choosers]
     rows = [(0.0, each.temperature, each.top_k, each.top_p, each.min_p) for each in params]
     table = np.array(rows, dtype=np.float64).reshape(-1, len(_GREEDY))
     if table[:, TEMPERATURE].any():
         table[:, UNIFORM] = uniforms(
             [each.seed for each in params],
-            [sequence.sequence_index for sequence in sequences],
-            [sequence.num_generated for sequence in sequences],
+            [chooser.sequence.sequence_index for chooser in choosers],
+            [chooser.num_generated for chooser in choosers],
         )
     return table
 
 
-def _processed(logits: Tensor, index: Tensor, sequences: list[WorkerSequence], masks: Masks) -> Tensor:
+def _processed(logits: Tensor, index: Tensor, choosers: list[Chooser], masks: Masks) -> Tensor:
     """Returns copies of the rows `index` ([rows] int64), changed by the processors."""
     copies = logits.index_select(0, index).float()
-    process(copies, sequences, masks)
+    process(copies, choosers, masks)
     return copies
 
 
-def _logprobs(
-    logits: Tensor, tokens: Tensor, choosers: list[WorkerSequence], wanting: list[int]
-) -> DeviceLogprobs | None:
+def _logprobs(logits: Tensor, tokens: Tensor, choosers: list[Chooser], wanting: list[int]) -> DeviceLogprobs | None:
     tops = [choosers[row].sampling.logprobs or 0 for row in wanting]
     if not tops:
         return None
@@ -215,9 +217,7 @@ def _logprobs(
     return launch_logprobs(logits.index_select(0, index), tokens.index_select(0, index), tops)
 
 
-def _candidates(
-    logits: Tensor, choosers: list[WorkerSequence], beams: list[int], masks: Masks
-) -> DeviceCandidates | None:
+def _candidates(logits: Tensor, choosers: list[Chooser], beams: list[int], masks: Masks) -> DeviceCandidates | None:
     if not beams:
         return None
     rows = logits.index_select(0, _index(beams, logits))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from octavo.worker.sampling.rng import uniforms
 from octavo.worker.sampling.row_reductions import SPAN, argmax, largest, span_masses, total_mass
-from octavo.worker.sequences import WorkerSequence
+from octavo.worker.sequences import Chooser
 
 Floats = npt.NDArray[np.float32]
 Masses = npt.NDArray[np.float64]
@@ -110,7 +110,7 @@ _CANDIDATES = 64
 
 @dataclass(frozen=True)
 class Rows:
-    """Holds sequences and the `logits` ([rows, vocab_size] fp32) that they choose from.
+    """Holds choosers and the `logits` ([rows, vocab_size] fp32) that they choose from.
 
     `largest` holds the largest logit of each row, `argmax` its token id ([rows] each; of equal ones the lowest id).
     """
@@ -118,19 +118,19 @@ class Rows:
     logits: Tensor
     largest: Tensor
     argmax: Tensor
-    sequences: list[WorkerSequence]
+    choosers: list[Chooser]
 
     @classmethod
-    def of(cls, logits: Tensor, sequences: list[WorkerSequence]) -> "Rows":
-        return cls(logits, *argmax(logits), sequences)
+    def of(cls, logits: Tensor, choosers: list[Chooser]) -> "Rows":
+        return cls(logits, *argmax(logits), choosers)
 
     def only(self, wanted: list[int]) -> "Rows":
         """Returns the rows `wanted`, in rising order; a copy unless these are all rows."""
-        if len(wanted) == len(self.sequences):
+        if len(wanted) == len(self.choosers):
             return self
         index = torch.tensor(wanted, device=self.logits.device)
         logits, values, tokens = (tensor.index_select(0, index) for tensor in (self.logits, self.largest, self.argmax))
-        return Rows(logits, values, tokens, [self.sequences[row] for row in wanted])
+        return Rows(logits, values, tokens, [self.choosers[row] for row in wanted])
 
 
 @dataclass(frozen=True)
@@ -154,10 +154,10 @@ class _Cuts:
 def draw(rows: Rows, wanted: list[int]) -> Tensor:
     """Returns [rows] token ids: drawn ones for the `wanted` rows with a temperature, the argmax for all others."""
     chosen = rows.argmax.clone()
-    drawing = [row for row in wanted if rows.sequences[row].sampling.temperature > 0]
+    drawing = [row for row in wanted if rows.choosers[row].sampling.temperature > 0]
     for members, pick in (
-        ([row for row in drawing if not _is_cut(rows.sequences[row])], _pick_any),
-        ([row for row in drawing if _is_cut(rows.sequences[row])], _pick_candidate),
+        ([row for row in drawing if not _is_cut(rows.choosers[row])], _pick_any),
+        ([row for row in drawing if _is_cut(rows.choosers[row])], _pick_candidate),
     ):
         if members:
             part = rows.only(members)
@@ -165,23 +165,23 @@ def draw(rows: Rows, wanted: list[int]) -> Tensor:
     return chosen
 
 
-def _is_cut(sequence: WorkerSequence) -> bool:
-    sampling = sequence.sampling
+def _is_cut(chooser: Chooser) -> bool:
+    sampling = chooser.sampling
     return sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
 
 
 def _uniforms(rows: Rows) -> Tensor:
     drawn = uniforms(
-        [sequence.sampling.seed for sequence in rows.sequences],
-        [sequence.sequence_index for sequence in rows.sequences],
-        [sequence.num_generated for sequence in rows.sequences],
+        [chooser.sampling.seed for chooser in rows.choosers],
+        [chooser.sequence.sequence_index for chooser in rows.choosers],
+        [chooser.num_generated for chooser in rows.choosers],
     )
     return torch.from_numpy(drawn).to(rows.logits.device)[:, None]
 
 
 def _scaled(logits: Tensor, rows: Rows) -> Tensor:
     """Returns [rows, n]: `logits` of these rows less the largest of each row, divided by the temperatures."""
-    temperatures = torch.tensor([sequence.sampling.temperature for sequence in rows.sequences], dtype=torch.float32)
+    temperatures = torch.tensor([chooser.sampling.temperature for chooser in rows.choosers], dtype=torch.float32)
     # One that fp32 rounds to 0 would make 0 / 0 of the largest logit.
     divisors = temperatures.clamp_min_(torch.finfo(torch.float32).tiny).to(logits.device)
     return (logits - rows.largest[:, None]).div_(divisors[:, None])
@@ -189,7 +189,7 @@ def _scaled(logits: Tensor, rows: Rows) -> Tensor:
 
 def _probabilities(rows: Rows) -> Tensor:
     """Returns the probabilities before any cut, [rows, vocab_size] fp32."""
-    is_neutral = all(sequence.sampling.temperature == 1 for sequence in rows.sequences)
+    is_neutral = all(chooser.sampling.temperature == 1 for chooser in rows.choosers)
     # The same either way: softmax itself takes the largest off first.
     return (rows.logits if is_neutral else _scaled(rows.logits, rows)).softmax(dim=-1)
 
@@ -230,7 +230,7 @@ def _pick_candidate(rows: Rows, uniform: Tensor) -> Tensor:
 
 def _cuts(rows: Rows) -> _Cuts:
     device, size = rows.logits.device, rows.logits.shape[1]
-    params = [sequence.sampling for sequence in rows.sequences]
+    params = [chooser.sampling for chooser in rows.choosers]
     whole = torch.full((len(params), 1), inf, dtype=torch.float64, device=device)
     open_rows = [row for row, each in enumerate(params) if not (0 < each.top_k < size or each.min_p)]
     if open_rows:

@@ -12,7 +12,7 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 import torch
-from llguidance import LLMatcher
+from llguidance import LLTokenizer
 from torch import Tensor
 
 from octavo.runtime.models.grammar import GrammarError, is_lost
@@ -20,7 +20,7 @@ from octavo.wire.steps import GrammarTime, SequenceFailure
 from octavo.worker.gpu.transfer import upload
 from octavo.worker.process import available_cores
 from octavo.worker.sampling.grammars import GrammarProgress, Grammars
-from octavo.worker.sequences import WorkerSequence
+from octavo.worker.sequences import Chooser, WorkerSequence
 from octavo.worker.step.failures import bad_grammar
 
 Bits = npt.NDArray[np.uint8]
@@ -31,27 +31,27 @@ _FEW_US = 500
 
 @dataclass(frozen=True)
 class Masks:
-    """Holds the masks of the sequences with grammars in a step.
+    """Holds the masks of the choosers with grammars in a step.
 
-    `rows` maps a sequence's id to its row of `bits` ([rows, bytes], a bit for each token id, lowest first). `failed`
-    holds the sequences that no token may follow. `times` holds the share of each sequence in the time that all masks
-    took.
+    `rows` maps a chooser to its row of `bits` ([rows, bytes], a bit for each token id, lowest first); no bit is set
+    where the grammar refuses what is drafted. `failed` holds the sequences that no token may follow. `times` holds the
+    share of each sequence in the time that all masks took.
     """
 
-    rows: dict[int, int]
+    rows: dict[Chooser, int]
     bits: Bits
     failed: dict[int, SequenceFailure]
     times: list[GrammarTime]
 
-    def apply(self, logits: Tensor, sequences: list[WorkerSequence]) -> None:
-        """Sets to -inf the logits ([rows, vocab_size] fp32) of tokens that the grammars of `sequences` forbid.
+    def apply(self, logits: Tensor, choosers: list[Chooser]) -> None:
+        """Sets to -inf the logits ([rows, vocab_size] fp32) of tokens that the grammars of `choosers` forbid.
 
         Token ids beyond the masks are forbidden as well.
         """
-        constrained = [row for row, each in enumerate(sequences) if each.sampling.grammar]
+        constrained = [row for row, each in enumerate(choosers) if each.sampling.grammar]
         if not constrained:
             return
-        bits = self.bits[[self.rows[sequences[row].sequence_id] for row in constrained]]
+        bits = self.bits[[self.rows[choosers[row]] for row in constrained]]
         highest = _highest(bits, logits)
         if len(constrained) == len(logits):
             torch.minimum(logits, highest, out=logits)
@@ -63,26 +63,55 @@ class Masks:
 NO_MASKS = Masks({}, np.empty((0, 0), dtype=np.uint8), {}, [])
 
 
-def masks_of(choosers: list[WorkerSequence], grammars: Grammars) -> Masks:
+@dataclass(slots=True)
+class _Task:
+    """The masks of one sequence: that of its next token in `row`, then one for each token of a draft that fits."""
+
+    sequence: WorkerSequence
+    progress: GrammarProgress
+    row: int
+    draft: list[int]
+    is_lost: bool = False
+    nanoseconds: int = 0
+
+    def fill(self, bits: Bits, vocabulary: LLTokenizer) -> None:
+        began = time.perf_counter_ns()
+        self.is_lost = not self._fill_row(bits, self.row, vocabulary)
+        if self.draft and not self.is_lost:
+            for taken in self.progress.ahead(self.sequence, self.draft):
+                if not self._fill_row(bits, self.row + taken, vocabulary):
+                    bits[self.row + taken] = 0
+        self.nanoseconds = time.perf_counter_ns() - began
+
+    def _fill_row(self, bits: Bits, row: int, vocabulary: LLTokenizer) -> bool:
+        """Fills one row, and tells whether it can be relied on."""
+        width, matcher = bits.shape[1], self.progress.matcher
+        matcher.unsafe_compute_mask_ptr(bits.ctypes.data + row * width, width)
+        return not is_lost(matcher, bits[row], vocabulary)
+
+
+def masks_of(choosers: list[Chooser], grammars: Grammars) -> Masks:
     """Computes the masks of the choosers that have grammars. All tokens of these choosers must be known."""
     constrained = [each for each in choosers if each.sampling.grammar]
     if not constrained:
         return NO_MASKS
-    matchers: list[tuple[LLMatcher, int]] = []
+    tasks: list[_Task] = []
     failures: dict[int, SequenceFailure] = {}
     clock = _RowClock(len(constrained))
-    for row, sequence in enumerate(constrained):
-        with _failing(sequence, failures), clock.timed(row):
-            matchers.append((grammars.matcher(sequence), row))
-    bits = np.zeros((len(constrained), grammars.mask_bytes if matchers else 0), dtype=np.uint8)
-    _fill(bits, matchers, [each.follower for each in constrained], clock)
-    for matcher, row in matchers:
-        if is_lost(matcher, bits[row], grammars.vocabulary):
-            bits[row] = 0
-            with _failing(constrained[row], failures), clock.timed(row):
-                bits[row] = np.frombuffer(grammars.allowed_anew(constrained[row]), dtype=np.uint8)
-    ids = [each.sequence_id for each in constrained]
-    return Masks({each: row for row, each in enumerate(ids)}, bits, failures, clock.times(ids))
+    first_rows = [(row, each) for row, each in enumerate(constrained) if not each.num_drafted]
+    for row, chooser in first_rows:
+        with _failing(chooser.sequence, failures), clock.timed(row):
+            tasks.append(_Task(chooser.sequence, grammars.progress(chooser.sequence), row, chooser.draft))
+    bits = np.zeros((len(constrained), grammars.mask_bytes if tasks else 0), dtype=np.uint8)
+    if tasks:
+        _fill(bits, tasks, grammars.vocabulary, clock)
+    for task in tasks:
+        if task.is_lost:
+            bits[task.row] = 0
+            with _failing(task.sequence, failures), clock.timed(task.row):
+                bits[task.row] = np.frombuffer(grammars.allowed_anew(task.sequence), dtype=np.uint8)
+    times = [GrammarTime(each.sequence_id, clock.microseconds(row)) for row, each in first_rows]
+    return Masks({each: row for row, each in enumerate(constrained)}, bits, failures, times)
 
 
 class _RowClock:
@@ -102,40 +131,33 @@ class _RowClock:
     def add(self, row: int, taken: float) -> None:
         self._taken[row] += taken
 
-    def times(self, sequence_ids: list[int]) -> list[GrammarTime]:
-        return [GrammarTime(i, round(taken / 1000)) for i, taken in zip(sequence_ids, self._taken, strict=True)]
+    def microseconds(self, row: int) -> int:
+        return round(self._taken[row] / 1000)
 
 
-def _fill(
-    bits: Bits, matchers: list[tuple[LLMatcher, int]], followers: list[GrammarProgress | None], clock: _RowClock
-) -> None:
-    """Computes the mask rows of `matchers`, on several threads where that is worth it: the library releases Python's
-    lock.
+def _fill(bits: Bits, tasks: list[_Task], vocabulary: LLTokenizer, clock: _RowClock) -> None:
+    """Computes the mask rows of `tasks`, on several threads where that is worth it: the library releases Python's lock.
 
-    The elapsed time is divided among the rows by their shares of the work.
+    The elapsed time is divided among the tasks by their shares of the work.
     """
-    queue, address, width = iter(matchers), bits.ctypes.data, bits.shape[1]
-    taken: dict[int, int] = {}
+    queue = iter(tasks)
 
     def work() -> None:
-        # A free thread takes the next row: one row may take as long as all others.
-        for matcher, row in queue:
-            began = time.perf_counter_ns()
-            matcher.unsafe_compute_mask_ptr(address + row * width, width)
-            taken[row] = time.perf_counter_ns() - began
+        # A free thread takes the next task: one may take as long as all others.
+        for task in queue:
+            task.fill(bits, vocabulary)
 
-    expected_us = sum(follower.mask_us for follower in followers if follower)
-    num_helpers = min(available_cores(), len(matchers)) - 1 if expected_us > _FEW_US else 0
+    expected_us = sum(task.progress.mask_us for task in tasks)
+    num_helpers = min(available_cores(), len(tasks)) - 1 if expected_us > _FEW_US else 0
     began = time.perf_counter_ns()
     helpers = [_helpers().submit(work) for _ in range(num_helpers)]
     work()
     for helper in helpers:
         helper.result()
-    share = (time.perf_counter_ns() - began) / max(1, sum(taken.values()))
-    for row, nanoseconds in taken.items():
-        clock.add(row, nanoseconds * share)
-        if (follower := followers[row]) is not None:
-            follower.mask_us = nanoseconds // 1000
+    share = (time.perf_counter_ns() - began) / max(1, sum(task.nanoseconds for task in tasks))
+    for task in tasks:
+        clock.add(task.row, task.nanoseconds * share)
+        task.progress.mask_us = task.nanoseconds // 1000
 
 
 @contextmanager

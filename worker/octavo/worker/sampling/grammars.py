@@ -7,6 +7,7 @@ the sequence was preempted, forked or started anew.
 import logging
 import time
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,6 +63,24 @@ class GrammarProgress:
             self.matcher.consume_token(token_id)
             self.num_taken += 1
 
+    def ahead(self, sequence: WorkerSequence, draft: list[int]) -> Iterator[int]:
+        """Takes the tokens of `draft` one by one, as far as they fit, and yields the number taken after each.
+
+        At the end it gives them all back. `sequence` loses this follower if guesses have put it in error: another will
+        follow its tokens from the start.
+        """
+        taken = 0
+        for token_id in draft:
+            # Of a text that has ended the library takes tokens without counting them.
+            if self.matcher.is_stopped() or not self.matcher.try_consume_tokens([token_id]):
+                break
+            taken += 1
+            yield taken
+        self.grammar.num_masks += taken
+        self.matcher.rollback(taken)
+        if self.matcher.is_error():
+            sequence.follower = None
+
 
 class Grammars:
     """Keeps the last few compiled grammars of one model, in bounded memory; each sequence has a follower of its own.
@@ -101,25 +120,39 @@ class Grammars:
         """Returns the length of a mask in bytes: whole words of 32 bits."""
         return -(-self.vocabulary.vocab_size // 32) * 4
 
-    def matcher(self, sequence: WorkerSequence) -> LLMatcher:
-        """Returns the matcher of a sequence whose tokens are all known, after these tokens.
+    def progress(self, sequence: WorkerSequence) -> GrammarProgress:
+        """Returns the follower of a sequence whose tokens are all known, after these tokens.
 
-        The matcher may be in error. Raises `GrammarError` if the grammar cannot be compiled.
+        Its matcher may be in error. Raises `GrammarError` if the grammar cannot be compiled.
         """
         if sequence.follower is None:
             sequence.follower = self._start(sequence.sampling.grammar)
         sequence.follower.catch_up(sequence)
         sequence.follower.grammar.num_masks += 1
-        return sequence.follower.matcher
+        return sequence.follower
 
     def allowed(self, sequence: WorkerSequence) -> bytes:
         """Returns one bit for each token id, from the lowest of the first byte on, set if the token may come next.
 
         Raises `GrammarError` if the grammar cannot be compiled or followed.
         """
-        matcher = self.matcher(sequence)
+        matcher = self.progress(sequence).matcher
         mask = self._mask(matcher)
         return self.allowed_anew(sequence) if is_lost(matcher, mask, self.vocabulary) else mask
+
+    def allowed_after(self, sequence: WorkerSequence, draft: list[int]) -> bytes:
+        """Returns what `allowed` would if the tokens of `draft`, at least one, had been generated too.
+
+        Raises `GrammarError` if they do not fit, or if nothing fits after them.
+        """
+        progress, mask = self.progress(sequence), b""
+        for taken in progress.ahead(sequence, draft):
+            if taken == len(draft):
+                found = self._mask(progress.matcher)
+                mask = b"" if is_lost(progress.matcher, found, self.vocabulary) else found
+        if not mask:
+            raise GrammarError("the tokens drafted do not fit")
+        return mask
 
     def allowed_anew(self, sequence: WorkerSequence) -> bytes:
         """Returns what `allowed` does, from a grammar that is compiled anew.
@@ -129,7 +162,7 @@ class Grammars:
         """
         self._compiled.pop(sequence.sampling.grammar, None)
         sequence.follower = None
-        matcher = self.matcher(sequence)
+        matcher = self.progress(sequence).matcher
         mask = self._mask(matcher)
         if is_lost(matcher, mask, self.vocabulary):
             raise GrammarError(f"no token can follow the {sequence.num_generated} generated ({matcher.stop_reason()})")

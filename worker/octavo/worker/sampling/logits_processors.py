@@ -6,9 +6,11 @@ min-p, top-k and top-p follow when the token is drawn. An excluded logit is -inf
 places of the bias and of the penalties matter.
 
 Ids beyond the vocabulary exclude and favour nothing. All counts come from the sequence's tokens, so a sequence that was
-computed anew is penalised as before. Only the logits of tokens that a request names or has are touched.
+computed anew is penalised as before; tokens of a draft count as generated. Only the logits of tokens that a request
+names or has are touched.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from math import inf
 
@@ -20,7 +22,7 @@ from torch import Tensor
 from octavo.wire.sampling import SamplingParams
 from octavo.worker.gpu.transfer import upload
 from octavo.worker.sampling.grammar_masks import NO_MASKS, Masks
-from octavo.worker.sequences import WorkerSequence
+from octavo.worker.sequences import Chooser, WorkerSequence
 
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -72,6 +74,16 @@ class TokenCounts:
                 self._counts[place] += 1
         self._num_seen = len(token_ids)
 
+    def after(self, drafted: list[int]) -> tuple[Ids, Floats]:
+        """Returns `token_ids` and `counts` as they would be if these tokens had been generated too."""
+        more = Counter(token_id for token_id in drafted if token_id < self._vocab_size)
+        new = [token_id for token_id in more if token_id not in self._places]
+        places = self._places | {token_id: len(self._places) + place for place, token_id in enumerate(new)}
+        counts = np.concatenate((self.counts, np.zeros(len(new), dtype=np.float32)))
+        for token_id, count in more.items():
+            counts[places[token_id]] += count
+        return np.concatenate((self.token_ids, np.array(new, dtype=np.int64))), counts
+
     def _place(self, token_id: int) -> int | None:
         if token_id >= self._vocab_size:
             return None
@@ -88,35 +100,35 @@ def _known(token_ids: Iterable[int], vocab_size: int) -> Ids:
     return np.array([token_id for token_id in token_ids if token_id < vocab_size], dtype=np.int64)
 
 
-def is_processed(sequence: WorkerSequence) -> bool:
-    """Tells whether `process` changes anything for the next token of `sequence`."""
-    sampling = sequence.sampling
+def is_processed(chooser: Chooser) -> bool:
+    """Tells whether `process` changes anything for the next token of `chooser`."""
+    sampling = chooser.sampling
     return bool(
         sampling.grammar
         or sampling.logit_bias
         or sampling.allowed_token_ids
         or sampling.banned_token_ids
         or sampling.is_penalised
-        or _must_go_on(sequence)
+        or _must_go_on(chooser)
     )
 
 
-def process(logits: Tensor, sequences: list[WorkerSequence], masks: Masks = NO_MASKS) -> None:
-    """Applies each sequence's grammar mask, exclusions, biases and penalties to its row of `logits`, in place.
+def process(logits: Tensor, choosers: list[Chooser], masks: Masks = NO_MASKS) -> None:
+    """Applies each chooser's grammar mask, exclusions, biases and penalties to its row of `logits`, in place.
 
-    `logits` is [rows, vocab_size] fp32, contiguous; log-probabilities of that shape will do. Rows of sequences that ask
+    `logits` is [rows, vocab_size] fp32, contiguous; log-probabilities of that shape will do. Rows of choosers that ask
     for nothing stay as they are. The call waits for no device.
     """
-    masks.apply(logits, sequences)
-    edits = [_edits(sequence, logits.shape[1]) for sequence in sequences]
-    _keep_allowed(logits, sequences, edits)
-    _exclude(logits, sequences, edits)
+    masks.apply(logits, choosers)
+    edits = [_edits(chooser.sequence, logits.shape[1]) for chooser in choosers]
+    _keep_allowed(logits, choosers, edits)
+    _exclude(logits, choosers, edits)
     _add_bias(logits, edits)
-    _penalise(logits, sequences, edits)
+    _penalise(logits, choosers, edits)
 
 
-def _must_go_on(sequence: WorkerSequence) -> bool:
-    return sequence.num_generated < sequence.sampling.min_tokens and bool(sequence.sampling.stop_token_ids)
+def _must_go_on(chooser: Chooser) -> bool:
+    return chooser.num_generated < chooser.sampling.min_tokens and bool(chooser.sampling.stop_token_ids)
 
 
 def _edits(sequence: WorkerSequence, vocab_size: int) -> LogitEdits:
@@ -126,8 +138,8 @@ def _edits(sequence: WorkerSequence, vocab_size: int) -> LogitEdits:
     return sequence.edits
 
 
-def _keep_allowed(logits: Tensor, sequences: list[WorkerSequence], edits: list[LogitEdits]) -> None:
-    rows = [row for row, sequence in enumerate(sequences) if sequence.sampling.allowed_token_ids]
+def _keep_allowed(logits: Tensor, choosers: list[Chooser], edits: list[LogitEdits]) -> None:
+    rows = [row for row, chooser in enumerate(choosers) if chooser.sampling.allowed_token_ids]
     if rows:
         flat, at = logits.view(-1), _places([each.allowed for each in edits], logits)
         kept = flat.index_select(0, at)
@@ -135,10 +147,10 @@ def _keep_allowed(logits: Tensor, sequences: list[WorkerSequence], edits: list[L
         flat.index_copy_(0, at, kept)
 
 
-def _exclude(logits: Tensor, sequences: list[WorkerSequence], edits: list[LogitEdits]) -> None:
+def _exclude(logits: Tensor, choosers: list[Chooser], edits: list[LogitEdits]) -> None:
     excluded = [
-        each.banned_before_min_tokens if _must_go_on(sequence) else each.banned
-        for sequence, each in zip(sequences, edits, strict=True)
+        each.banned_before_min_tokens if _must_go_on(chooser) else each.banned
+        for chooser, each in zip(choosers, edits, strict=True)
     ]
     logits.view(-1).index_fill_(0, _places(excluded, logits), -inf)
 
@@ -148,39 +160,41 @@ def _add_bias(logits: Tensor, edits: list[LogitEdits]) -> None:
     logits.view(-1).index_add_(0, _places([each.biased for each in edits], logits), biases)
 
 
-def _penalise(logits: Tensor, sequences: list[WorkerSequence], edits: list[LogitEdits]) -> None:
-    """Applies the penalties to the tokens that each sequence has.
+def _penalise(logits: Tensor, choosers: list[Chooser], edits: list[LogitEdits]) -> None:
+    """Applies the penalties to the tokens that each chooser has.
 
     Divides the positive logits of all tokens of prompt and output by the repetition penalty and multiplies the negative
     ones; then subtracts the frequency penalty per occurrence in the output, and the presence penalty once.
     """
-    counted = [_counts(*pair) for pair in zip(sequences, edits, strict=True)]
-    at = _places([each.token_ids for each in counted], logits)
+    counted = [_counts(*pair) for pair in zip(choosers, edits, strict=True)]
+    at = _places([token_ids for token_ids, _ in counted], logits)
     if not len(at):
         return
-    lengths = [len(each.token_ids) for each in counted]
+    lengths = [len(token_ids) for token_ids, _ in counted]
 
     def per_token(values: list[float]) -> Tensor:
         return upload(np.repeat(np.array(values, dtype=np.float32), lengths), logits.device)
 
     # A penalty that fp32 rounds to 0 would make NaN of -inf; one near it may overflow.
     numbers = torch.finfo(torch.float32)
-    repetition = per_token([each.sampling.repetition_penalty for each in sequences]).clamp_min(numbers.tiny)
-    counts = upload(np.concatenate([each.counts for each in counted]), logits.device)
+    repetition = per_token([each.sampling.repetition_penalty for each in choosers]).clamp_min(numbers.tiny)
+    counts = upload(np.concatenate([counts for _, counts in counted]), logits.device)
     values = logits.view(-1).index_select(0, at)
     values = torch.where(values > 0, values / repetition, values * repetition).clamp_max(numbers.max)
-    values -= per_token([each.sampling.frequency_penalty for each in sequences]) * counts
-    values -= per_token([each.sampling.presence_penalty for each in sequences]) * (counts > 0)
+    values -= per_token([each.sampling.frequency_penalty for each in choosers]) * counts
+    values -= per_token([each.sampling.presence_penalty for each in choosers]) * (counts > 0)
     logits.view(-1).index_copy_(0, at, values)
 
 
-def _counts(sequence: WorkerSequence, edits: LogitEdits) -> TokenCounts:
-    """Returns the counts of all tokens that the sequence is penalised for; prompt tokens count for the repetition
+def _counts(chooser: Chooser, edits: LogitEdits) -> tuple[Ids, Floats]:
+    """Returns all tokens that the chooser is penalised for, and their counts; prompt tokens count for the repetition
     penalty alone."""
-    if sequence.sampling.is_penalised:
-        first = 0 if sequence.sampling.repetition_penalty != 1 else sequence.prompt_length
-        edits.counts.update(sequence.token_ids, first, sequence.prompt_length)
-    return edits.counts
+    sequence, counts = chooser.sequence, edits.counts
+    if not sequence.sampling.is_penalised:
+        return counts.token_ids, counts.counts
+    first = 0 if sequence.sampling.repetition_penalty != 1 else sequence.prompt_length
+    counts.update(sequence.token_ids, first, sequence.prompt_length)
+    return counts.after(chooser.drafted) if chooser.num_drafted else (counts.token_ids, counts.counts)
 
 
 def _places(token_ids: list[Ids], logits: Tensor) -> Tensor:

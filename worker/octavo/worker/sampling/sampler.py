@@ -8,24 +8,25 @@ A beam search chooses from the most likely next tokens of each beam. As in trans
 change log-probabilities, not logits, and the result is not normalised again. There is no temperature.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 
 import torch
 from torch import Tensor
 
 from octavo.wire.sampling import Logprobs
-from octavo.wire.steps import Candidates, SampledToken, SequenceFailure
+from octavo.wire.steps import Candidates, FurtherTokens, SampledToken, SequenceFailure
+from octavo.worker.sampling.acceptance import accepted, reports
 from octavo.worker.sampling.draw import Rows, draw
 from octavo.worker.sampling.grammar_masks import NO_MASKS, Masks
 from octavo.worker.sampling.logits_processors import is_processed, process
 from octavo.worker.sampling.logprobs import listed, log_norms, row_logprobs
 from octavo.worker.sampling.row_reductions import largest
-from octavo.worker.sequences import WorkerSequence
+from octavo.worker.sequences import Chooser, WorkerSequence
 from octavo.worker.step.failures import no_token_left, not_finite
 
 
-def beam_candidates(logits: Tensor, beams: list[WorkerSequence], masks: Masks = NO_MASKS) -> list[Candidates]:
+def beam_candidates(logits: Tensor, beams: list[Chooser], masks: Masks = NO_MASKS) -> list[Candidates]:
     """Returns the candidates of each of `beams` from its row of `logits` ([rows, vocab_size] fp32, the model's own).
 
     `masks` holds the masks of beams with grammars. There are so many candidates that each beam can go on even if every
@@ -42,7 +43,7 @@ def beam_candidates(logits: Tensor, beams: list[WorkerSequence], masks: Masks = 
     return [Candidates(beam.sequence_id, token_ids, values) for beam, (token_ids, values) in rows]
 
 
-def num_candidates(beam: WorkerSequence) -> int:
+def num_candidates(beam: Chooser) -> int:
     """Returns how many candidates are wanted of one beam."""
     assert beam.sampling.beam
     return max(2, 1 + len(beam.sampling.stop_token_ids)) * beam.sampling.beam.width
@@ -50,19 +51,20 @@ def num_candidates(beam: WorkerSequence) -> int:
 
 @dataclass(frozen=True)
 class Choices:
-    """Holds the tokens of sequences that sample, the candidates of beams, and the failures of those that can do
-    neither, each in the order of the rows."""
+    """Holds the tokens of sequences that sample, the candidates of beams, the failures of those that can do neither,
+    and the `further` tokens that drafts have brought, each in the order of the rows."""
 
     sampled: list[SampledToken]
     candidates: list[Candidates]
     failed: list[SequenceFailure]
+    further: list[FurtherTokens] = field(default_factory=list)
 
 
-def choose(logits: Tensor, choosers: list[WorkerSequence], masks: Masks = NO_MASKS) -> Choices:
+def choose(logits: Tensor, choosers: list[Chooser], masks: Masks = NO_MASKS) -> Choices:
     """Chooses for each of `choosers` from its row of `logits` ([rows, vocab_size], any float dtype; left as they are).
 
     `masks` holds the masks of choosers with grammars. A chooser fails if its row has a NaN, a positive infinity, or
-    nothing finite, or if it excludes everything finite.
+    nothing finite, or if it excludes everything finite; one with drafted tokens then just does not count.
     """
     if not choosers:
         return Choices([], [], [])
@@ -70,10 +72,10 @@ def choose(logits: Tensor, choosers: list[WorkerSequence], masks: Masks = NO_MAS
     finite = [isfinite(value) for value in rows.largest.tolist()]
     samplers = [row for row, each in enumerate(choosers) if finite[row] and not each.sampling.beam]
     beams = [row for row, each in enumerate(choosers) if finite[row] and each.sampling.beam]
-    sampled = _sample(rows, samplers, masks) if samplers else []
+    sampled, further = _sample(rows, samplers, masks) if samplers else ([], [])
     candidates = _candidates(rows.only(beams), masks) if beams else []
     answered = {each.sequence_id for each in sampled} | {each.sequence_id for each in candidates}
-    return Choices(sampled, candidates, failures(choosers, finite, answered, masks))
+    return Choices(sampled, candidates, failures(choosers, finite, answered, masks), further)
 
 
 def broken(hidden: Tensor, sequences: list[WorkerSequence]) -> list[SequenceFailure]:
@@ -84,25 +86,24 @@ def broken(hidden: Tensor, sequences: list[WorkerSequence]) -> list[SequenceFail
     return [not_finite(each.sequence_id) for each, good in zip(sequences, finite, strict=True) if not good]
 
 
-def failures(
-    choosers: list[WorkerSequence], finite: list[bool], answered: set[int], masks: Masks
-) -> list[SequenceFailure]:
-    """Returns the failures of the choosers that are not `answered`; `finite` tells whose logits are finite."""
+def failures(choosers: list[Chooser], finite: list[bool], answered: set[int], masks: Masks) -> list[SequenceFailure]:
+    """Returns the failures of the sequences that are not `answered`; `finite` tells which choosers have finite
+    logits."""
     return [
         _failure(chooser, masks) if good else not_finite(chooser.sequence_id)
         for chooser, good in zip(choosers, finite, strict=True)
-        if chooser.sequence_id not in answered
+        if not chooser.num_drafted and chooser.sequence_id not in answered
     ]
 
 
-def _failure(chooser: WorkerSequence, masks: Masks) -> SequenceFailure:
+def _failure(chooser: Chooser, masks: Masks) -> SequenceFailure:
     exhausted = no_token_left(chooser.sequence_id, constrained=bool(chooser.sampling.grammar))
     return masks.failed.get(chooser.sequence_id, exhausted)
 
 
-def _sample(rows: Rows, samplers: list[int], masks: Masks) -> list[SampledToken]:
-    """Samples a token for each of `samplers` for whom the processors leave one."""
-    processed = [row for row in samplers if is_processed(rows.sequences[row])]
+def _sample(rows: Rows, samplers: list[int], masks: Masks) -> tuple[list[SampledToken], list[FurtherTokens]]:
+    """Samples a token for each of `samplers` for whom the processors leave one, and keeps those that count."""
+    processed = [row for row in samplers if is_processed(rows.choosers[row])]
     chosen = draw(rows, sorted(set(samplers) - set(processed)))
     exhausted: set[int] = set()
     if processed:
@@ -112,27 +113,26 @@ def _sample(rows: Rows, samplers: list[int], masks: Masks) -> list[SampledToken]
         tokens = draw(changed, [index for index, good in enumerate(possible) if good])
         chosen[torch.tensor(processed, device=chosen.device)] = tokens
     token_ids: list[int] = chosen.tolist()
-    sampled = [row for row in samplers if row not in exhausted]
-    logprobs = _logprobs(rows, sampled, token_ids)
-    return [SampledToken(rows.sequences[row].sequence_id, token_ids[row], logprobs.get(row)) for row in sampled]
+    counting = accepted(rows.choosers, token_ids, set(samplers) - exhausted)
+    return reports(rows.choosers, counting, token_ids, _logprobs(rows, counting, token_ids))
 
 
 def _candidates(beams: Rows, masks: Masks) -> list[Candidates]:
     """Returns the candidates of the beams for whom the processors leave a token."""
-    return [found for found in beam_candidates(beams.logits, beams.sequences, masks) if found.token_ids]
+    return [found for found in beam_candidates(beams.logits, beams.choosers, masks) if found.token_ids]
 
 
 def _processed(rows: Rows, wanted: list[int], masks: Masks) -> Rows:
     """Returns copies of the rows `wanted`, changed by the processors."""
     index = torch.tensor(wanted, device=rows.logits.device)
-    logits, sequences = rows.logits.index_select(0, index), [rows.sequences[row] for row in wanted]
-    process(logits, sequences, masks)
-    return Rows.of(logits, sequences)
+    logits, choosers = rows.logits.index_select(0, index), [rows.choosers[row] for row in wanted]
+    process(logits, choosers, masks)
+    return Rows.of(logits, choosers)
 
 
 def _logprobs(rows: Rows, samplers: list[int], token_ids: list[int]) -> dict[int, Logprobs]:
     """Returns the logprobs of those `samplers` that want them, by row."""
-    tops = {row: top for row in samplers if (top := rows.sequences[row].sampling.logprobs) is not None}
+    tops = {row: top for row in samplers if (top := rows.choosers[row].sampling.logprobs) is not None}
     if not tops:
         return {}
     logits = rows.only(list(tops)).logits

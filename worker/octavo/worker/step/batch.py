@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from octavo.worker.sequences import WorkerSequence, WorkItem
+from octavo.worker.sequences import Chooser, WorkerSequence, WorkItem
 
 Integers = npt.NDArray[np.int64]
 
@@ -27,14 +27,15 @@ class PromptSpan:
 class LogitRows:
     """Names the rows of a step whose last hidden states are needed, and their uses.
 
-    `rows` holds first the `num_choosing` rows that tokens are chosen from, then the last row of each of the `watched`
-    sequences, which choose nothing yet, then the rows before the tokens of each of the `prompt_spans`. `chooser_rows`
-    holds, for each of the `choosers`, the index of its row among the first `num_choosing`.
+    `rows` holds first the `num_choosing` rows that tokens are chosen from, those of a sequence with a draft one after
+    the other, then the last row of each of the `watched` sequences, which choose nothing yet, then the rows before the
+    tokens of each of the `prompt_spans`. `chooser_rows` holds, for each of the `choosers`, the index of its row among
+    the first `num_choosing`.
     """
 
     rows: list[int]
     num_choosing: int
-    choosers: list[WorkerSequence]
+    choosers: list[Chooser]
     chooser_rows: list[int]
     watched: list[WorkerSequence]
     prompt_spans: list[PromptSpan]
@@ -71,7 +72,7 @@ def build_batch(items: list[WorkItem], num_groups: int, block_size: int, device:
     Every position of an item must have its block in each of the sequence's `num_groups` tables.
     """
     query_lens = [item.num_tokens for item in items]
-    context_lens = [item.start + item.num_tokens for item in items]
+    context_lens = [item.end for item in items]
     positions = [position for item in items for position in _positions(item)]
     slot_mappings = [_slots(items, group, block_size) for group in range(num_groups)]
     fresh = [
@@ -82,7 +83,7 @@ def build_batch(items: list[WorkItem], num_groups: int, block_size: int, device:
     ]
     width = -(-max(context_lens) // block_size)
     return Batch(
-        input_ids=_integers([token_id for item in items for token_id in _token_ids(item)], device),
+        input_ids=_integers([token_id for item in items for token_id in item.token_ids], device),
         positions=_integers(positions, device),
         slot_mappings=[torch.tensor(slots) for slots in slot_mappings],
         fresh_blocks=_integers(fresh, device),
@@ -94,11 +95,7 @@ def build_batch(items: list[WorkItem], num_groups: int, block_size: int, device:
 
 
 def _positions(item: WorkItem) -> range:
-    return range(item.start, item.start + item.num_tokens)
-
-
-def _token_ids(item: WorkItem) -> list[int]:
-    return item.sequence.token_ids[item.start : item.start + item.num_tokens]
+    return range(item.start, item.end)
 
 
 def _slots(items: list[WorkItem], group: int, block_size: int) -> list[int]:
@@ -123,32 +120,35 @@ def _block_tables(items: list[WorkItem], group: int, width: int) -> Integers:
 
 
 def logit_rows(items: list[WorkItem]) -> LogitRows:
-    """Selects the rows of a step over the tokens of `items`: the last row of every item, and every row before a prompt
-    token whose logprob is wanted.
+    """Selects the rows of a step over the tokens of `items`: the last row of every item, those before it that a draft
+    follows, and every row before a prompt token whose logprob is wanted.
 
     A sequence with broken keys or values shows that in its last row, so that every sequence is checked in every step.
     """
     first_rows = accumulate((item.num_tokens for item in items[:-1]), initial=0)
     placed = list(zip(items, first_rows, strict=True))
-    ends = [(item, first + item.num_tokens - 1) for item, first in placed]
-    choosing = [end for end in ends if end[0].choosers]
-    watched = [end for end in ends if not end[0].choosers]
+    rows: list[int] = []
+    choosers: list[Chooser] = []
+    chooser_rows: list[int] = []
+    for item, first in placed:
+        if item.choosers:
+            for num_drafted in range(len(item.draft) + 1):
+                choosers += [Chooser(sequence, item.draft, num_drafted) for sequence in item.choosers]
+                chooser_rows += [len(rows)] * len(item.choosers)
+                rows.append(first + item.num_known - 1 + num_drafted)
+    num_choosing = len(rows)
+    watched = [(item.sequence, first + item.num_tokens - 1) for item, first in placed if not item.choosers]
     spans = [(span, first) for item, first in placed if (span := _prompt_span(item))]
-    rows = [row for _, row in (*choosing, *watched)]
+    rows += [row for _, row in watched]
     rows += [row for span, first in spans for row in range(first, first + span.length)]
     return LogitRows(
-        rows=rows,
-        num_choosing=len(choosing),
-        choosers=[chooser for item, _ in choosing for chooser in item.choosers],
-        chooser_rows=[index for index, (item, _) in enumerate(choosing) for _ in item.choosers],
-        watched=[item.sequence for item, _ in watched],
-        prompt_spans=[span for span, _ in spans],
+        rows, num_choosing, choosers, chooser_rows, [each for each, _ in watched], [span for span, _ in spans]
     )
 
 
 def _prompt_span(item: WorkItem) -> PromptSpan | None:
     sequence = item.sequence
-    length = min(item.num_tokens, sequence.prompt_length - 1 - item.start)
+    length = min(item.num_known, sequence.prompt_length - 1 - item.start)
     if sequence.sampling.prompt_logprobs is None or length < 1:
         return None
     return PromptSpan(sequence, item.start + 1, length)

@@ -67,7 +67,7 @@ class Executor:
             sample_us=(self._now() - computed) // 1000,
             grammars=masks.times,
         )
-        output = StepOutput(choices.sampled, choices.candidates, prompts, choices.failed, times)
+        output = StepOutput(choices.sampled, choices.candidates, prompts, choices.failed, times, choices.further)
         return output.without([*not_finite, *failed])
 
     def batch(self, items: list[WorkItem]) -> Batch:

@@ -74,6 +74,7 @@ class DeferredRunner(SpoilableRunner):
         output = self.execute(moves, items)
         self.to_spoil = later
         self._tokens |= {each.sequence_id: each.token_id for each in output.sampled}
+        self._tokens |= {each.sequence_id: each.token_ids[-1] for each in output.further}
         return output
 
     def _resolve(self, sequence: WorkerSequence) -> None:
@@ -84,4 +85,4 @@ class DeferredRunner(SpoilableRunner):
 
 def _copied(item: WorkItem) -> WorkItem:
     members = tuple(each.fork(each.sequence_id, each.sequence_index) for each in item.members)
-    return WorkItem(members[0], item.start, item.num_tokens, members if item.choosers else ())
+    return WorkItem(members[0], item.start, item.num_tokens, members if item.choosers else (), item.draft)

@@ -14,9 +14,9 @@ from typing import Any
 from msgspec import structs
 
 from octavo.testing.fakes.origins import TracedCache
-from octavo.wire.steps import Candidates, GrammarTime, PromptLogprobs, SampledToken, SequenceFailure
-from octavo.worker.fake.runner import FakeRunner
-from octavo.worker.sequences import WorkerSequence, WorkItem
+from octavo.wire.steps import PromptLogprobs
+from octavo.worker.fake.runner import FakeChoices, FakeRunner
+from octavo.worker.sequences import Chooser, WorkItem
 from octavo.worker.step.failures import not_finite
 
 
@@ -54,8 +54,8 @@ class SpoilableRunner(FakeRunner):
     def _write(self, item: WorkItem) -> None:
         super()._write(item)
         # Those of a step are in an order in which whoever shares what another computes comes after it.
-        own = self._history(item.sequence, item.start + item.num_tokens)[item.start :].tolist()
-        origins = [0] * len(own) if self._reads_foreign(item.sequence, item.start, item.start) else own
+        own = self._history(item, item.end)[item.start :].tolist()
+        origins = [0] * len(own) if self._reads_foreign(item, item.start, item.start) else own
         for table in item.sequence.block_tables:
             self._cache.origins.write(table, item.start, origins)
         if any(member.sequence_id in self.to_spoil for member in item.members):
@@ -63,44 +63,48 @@ class SpoilableRunner(FakeRunner):
             for table in item.sequence.block_tables:
                 self._cache.write(table, item.start, [_NAN])
 
-    def _read(self, sequence: WorkerSequence, start: int, end: int) -> bytes:
-        if self._reads_foreign(sequence, start, end):
+    def _read(self, item: WorkItem, start: int, end: int) -> bytes:
+        if self._reads_foreign(item, start, end):
             return (_FOREIGN * (end - start)).tobytes()
-        return super()._read(sequence, start, end)
+        return super()._read(item, start, end)
 
-    def _reads_foreign(self, sequence: WorkerSequence, start: int, end: int) -> bool:
+    def _reads_foreign(self, item: WorkItem, start: int, end: int) -> bool:
         """Tells whether queries from `start` on see any slot before `end` that was computed over another history."""
-        own = self._history(sequence, end)
-        for group, table in zip(self.kv_groups, sequence.block_tables, strict=True):
+        own = self._history(item, end)
+        for group, table in zip(self.kv_groups, item.sequence.block_tables, strict=True):
             first = max(0, start - group.window + 1) if group.window else 0
             if first < end and self._cache.origins.read(table, first, end) != own[first:end].tobytes():
                 return True
         return False
 
-    def _history(self, sequence: WorkerSequence, end: int) -> "array[int]":
-        tokens, known = self._histories.get(sequence.sequence_id, ([], array("i")))
-        if tokens != sequence.token_ids[: len(tokens)]:
-            # A name that another sequence has now, or a token that was not known yet.
+    def _history(self, item: WorkItem, end: int) -> "array[int]":
+        tokens, known = self._histories.get(item.sequence.sequence_id, ([], array("i")))
+        own = item.sequence.token_ids
+        if item.draft:
+            own = own[: item.known_end] + item.draft
+        if tokens != own[: len(tokens)]:
+            # A name that another sequence has now, a token that was not known yet, or one that was only drafted.
             tokens, known = [], array("i")
         value = known[-1] if known else 0
-        for token_id in sequence.token_ids[len(tokens) : end]:
+        for token_id in own[len(tokens) : end]:
             # Never 0, which is nobody's; and an int32, like a token.
             value = 1 | zlib.crc32(b"%d" % token_id, value) >> 1
             tokens.append(token_id)
             known.append(value)
-        self._histories[sequence.sequence_id] = tokens, known
+        self._histories[item.sequence.sequence_id] = tokens, known
         return known[:end]
 
-    def _choose(
-        self, items: list[WorkItem]
-    ) -> tuple[list[SampledToken], list[Candidates], list[SequenceFailure], list[GrammarTime]]:
-        sampled, candidates, failed, grammars = super()._choose([item for item in items if not self._is_broken(item)])
+    def _choose(self, items: list[WorkItem]) -> FakeChoices:
+        chosen = super()._choose([item for item in items if not self._is_broken(item)])
         broken = [member for item in items if self._is_broken(item) for member in item.members]
         texts = {each.sequence_id: each.sampling.grammar for item in items for each in item.choosers}
-        taken = [structs.replace(each, microseconds=microseconds(texts[each.sequence_id])) for each in grammars]
-        return sampled, candidates, [*failed, *(not_finite(member.sequence_id) for member in broken)], taken
+        chosen.failed += [not_finite(member.sequence_id) for member in broken]
+        chosen.grammars = [
+            structs.replace(each, microseconds=microseconds(texts[each.sequence_id])) for each in chosen.grammars
+        ]
+        return chosen
 
-    def _mask(self, sequence: WorkerSequence) -> bytes | None:
+    def _mask(self, chooser: Chooser) -> bytes | None:
         return None
 
     def _prompt_logprobs(self, item: WorkItem) -> list[PromptLogprobs]:

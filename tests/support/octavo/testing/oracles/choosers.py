@@ -8,10 +8,15 @@ from torch import Tensor
 
 from octavo.wire.sampling import BeamSearch, EarlyStopping, SamplingParams
 from octavo.worker.sampling.sampler import choose
-from octavo.worker.sequences import WorkerSequence
+from octavo.worker.sequences import Chooser, WorkerSequence
 
 
-def chooser(
+def chooser(**settings: Any) -> Chooser:
+    """Makes a chooser of `choosing_sequence`."""
+    return Chooser(choosing_sequence(**settings))
+
+
+def choosing_sequence(
     *, prompt: list[int] | None = None, generated: list[int] | None = None, index: int = 0, **params: Any
 ) -> WorkerSequence:
     """A sequence at temperature 1 with seed 1, also its id, unless `params` (of `SamplingParams`) say otherwise."""
@@ -22,12 +27,12 @@ def chooser(
     )
 
 
-def beam(width: int, **params: Any) -> WorkerSequence:
+def beam(width: int, **params: Any) -> Chooser:
     """Makes one beam of a search with `width` of them."""
     return chooser(**params | {"beam": BeamSearch(width, 1.0, EarlyStopping.ON)})
 
 
-def chosen(logits: Tensor, choosers: list[WorkerSequence]) -> list[int]:
+def chosen(logits: Tensor, choosers: list[Chooser]) -> list[int]:
     """Returns the token ids that `choosers`, none of them beams, sample."""
     return [token.token_id for token in choose(logits, choosers).sampled]
 

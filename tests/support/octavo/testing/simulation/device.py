@@ -140,12 +140,12 @@ class SimulatedRunner(SpoilableRunner):
             self._write(item)
         if not self._is_after_failure:
             for item in [item for item in items if not self._sees_nan(item)]:
-                self._check_history(item.sequence, item.start, item.start + item.num_tokens)
-        sampled, candidates, failed, _ = self._choose(items)
-        self._is_after_failure = bool(failed)
+                self._check_history(item)
+        chosen = self._choose(items)
+        self._is_after_failure = bool(chosen.failed)
         prompt_logprobs = [part for item in items for part in self._prompt_logprobs(item)]
         # Of virtual time, for the clock on the wall is no function of the seed.
-        return StepOutput(sampled, candidates, prompt_logprobs, failed, StepTimes(0, round(seconds * 1e6), 0))
+        return chosen.output(prompt_logprobs, StepTimes(0, round(seconds * 1e6), 0))
 
     def _fail(self, moves: BlockMoves, items: list[WorkItem]) -> None:
         """Before anything has happened, or with garbage where the step was to write."""
@@ -181,9 +181,11 @@ class SimulatedRunner(SpoilableRunner):
         for sequence in sequences:
             self._tell.spoiled(sequence, by)
 
-    def _check_history(self, sequence: WorkerSequence, start: int, end: int) -> None:
+    def _check_history(self, item: WorkItem) -> None:
+        sequence, end = item.sequence, item.end
+        tokens = sequence.token_ids[: item.known_end] + item.draft
         for group, table in zip(self.kv_groups, sequence.block_tables, strict=True):
-            first = max(0, start - group.window + 1) if group.window else 0
-            is_own = self._cache.read(table, first, end) == array("i", sequence.token_ids[first:end]).tobytes()
-            if not is_own or self._reads_foreign(sequence, start, end):
+            first = max(0, item.start - group.window + 1) if group.window else 0
+            is_own = self._cache.read(table, first, end) == array("i", tokens[first:end]).tobytes()
+            if not is_own or self._reads_foreign(item, item.start, end):
                 raise ForeignHistoryError(f"{sequence} reads what is not its own between {first} and {end}")
