@@ -14,9 +14,11 @@ from octavo.testing.oracles.worker_plans import beam_sampling, moves, plan, samp
 from octavo.wire.base import NULL_BLOCK
 from octavo.wire.steps import (
     Candidates,
+    FurtherTokens,
     KVGroup,
     Remap,
     SampledToken,
+    SequenceDraft,
     SequenceFailure,
     SequenceFork,
     SequenceStart,
@@ -52,22 +54,26 @@ def make_table(*windows: int) -> SequenceTable:
     )
 
 
-def complete(table: SequenceTable, items: list[WorkItem], *token_ids: int) -> None:
-    """What a runner would return, if those that sample sample `token_ids` and every beam is offered tokens 0 and 1."""
+def complete(
+    table: SequenceTable, items: list[WorkItem], *token_ids: int, further: Sequence[FurtherTokens] = ()
+) -> None:
+    """What a runner would return, if those that sample sample `token_ids`, and some `further` ones, and every beam is
+    offered tokens 0 and 1."""
     choosers = [sequence for item in items for sequence in item.choosers]
     sampling = [sequence.sequence_id for sequence in choosers if sequence.sampling.beam is None]
     beams = [sequence.sequence_id for sequence in choosers if sequence.sampling.beam is not None]
     sampled = [SampledToken(i, token) for i, token in zip(sampling, token_ids, strict=True)]
     table.begin(items)
-    table.complete(items, output(sampled, [Candidates(i, [0, 1], [-0.5, -1.5]) for i in beams]))
+    table.complete(items, output(sampled, [Candidates(i, [0, 1], [-0.5, -1.5]) for i in beams], further=further))
 
 
 def output(
     sampled: Sequence[SampledToken] = (),
     candidates: Sequence[Candidates] = (),
     failed: Sequence[SequenceFailure] = (),
+    further: Sequence[FurtherTokens] = (),
 ) -> StepOutput:
-    return StepOutput(list(sampled), list(candidates), [], list(failed), StepTimes(0, 0, 0))
+    return StepOutput(list(sampled), list(candidates), [], list(failed), StepTimes(0, 0, 0), list(further))
 
 
 def sequences_of(table: SequenceTable) -> dict[int, WorkerSequence]:
@@ -209,6 +215,106 @@ def test_blocks_that_a_window_has_left_are_anybodys_even_if_they_are_told_of_lat
     assert tables == [[3, 2, 1, 0, 9], [NULL_BLOCK, NULL_BLOCK, 8, 4, 6]]
 
 
+# A sequence that has 9 tokens, and 8 of them computed over the blocks 4 and 7.
+DRAFTABLE = plan(1, starts=[start(1, [5] * 9)], work=[work(1, 8, [4, 7])])
+
+
+@pytest.mark.parametrize(
+    ("further", "tokens", "computed", "held"),
+    [
+        ([], [20], 9, [4, 7, 3]),
+        ([11], [20, 11], 10, [4, 7, 3]),
+        ([11, 12, 13], [20, 11, 12, 13], 12, [4, 7, 3]),
+        ([11, 12, 13, 14], [20, 11, 12, 13, 14], 13, [4, 7, 3, 6]),
+        ([11, 12, 13, 14, 40], [20, 11, 12, 13, 14, 40], 14, [4, 7, 3, 6]),
+    ],
+)
+def test_of_a_draft_that_much_counts_as_its_step_has_chosen(
+    further: list[int], tokens: list[int], computed: int, held: list[int]
+) -> None:
+    """The blocks go that have nothing in them."""
+    table = make_table()
+    complete(table, table.apply(DRAFTABLE))
+    drafted = plan(2, work=[work(1, 1, [3, 6])], drafts={1: [20, 11, 12, 13, 14]})
+    (item,) = table.apply(drafted)
+    assert (item.start, item.num_tokens, item.end, item.num_known, item.known_end) == (8, 6, 14, 1, 9)
+    assert item.token_ids == [5, 20, 11, 12, 13, 14]
+    table.begin([item])
+    assert (item.sequence.num_computed, item.sequence.token_ids[9:]) == (9, [PENDING_TOKEN])
+    found = [FurtherTokens(1, further)] if further else []
+    table.complete([item], output([SampledToken(1, 20)], further=found))
+    assert item.sequence.token_ids[9:] == tokens
+    assert (item.sequence.num_computed, item.sequence.block_tables) == (computed, [held])
+    # The next step goes on behind the last token that was chosen.
+    (following,) = table.apply(plan(3, work=[work(1, 1, *([[6]] if computed % BLOCK_SIZE == 0 else []))]))
+    assert (following.start, following.token_ids, following.choosers) == (computed, tokens[-1:], (item.sequence,))
+
+
+def test_a_window_passes_with_the_tokens_that_a_draft_has_brought() -> None:
+    table = make_table(*WINDOWS)
+    complete(table, table.apply(plan(1, starts=[start(1, [5] * 9)], work=[work(1, 8, [4, 7], [2, 5])])))
+    (item,) = table.apply(plan(2, work=[work(1, 1, [3, 6], [8, 9])], drafts={1: [20, 11, 12, 13, 14]}))
+    table.begin([item])
+    assert item.sequence.block_tables == [[4, 7, 3, 6], [NULL_BLOCK, 5, 8, 9]]
+    table.complete([item], output([SampledToken(1, 20)], further=[FurtherTokens(1, [11, 12, 13, 9])]))
+    assert item.sequence.num_computed == 13
+    assert item.sequence.block_tables == [[4, 7, 3, 6], [NULL_BLOCK, NULL_BLOCK, 8, 9]]
+
+
+def test_what_a_device_was_told_of_dropped_blocks_does_not_count() -> None:
+    table = make_table()
+    complete(table, table.apply(DRAFTABLE))
+    (item,) = table.apply(plan(2, work=[work(1, 1, [3, 6])], drafts={1: [20, 11, 12, 13]}))
+    item.sequence.num_sent = [4]
+    complete(table, [item], 20)
+    assert item.sequence.num_sent == [3]
+
+
+def test_while_a_draft_is_checked_no_plan_goes_on_with_its_sequence() -> None:
+    """One that guesses what follows a pending token waits for that as well."""
+    table = make_table()
+    complete(table, table.apply(DRAFTABLE))
+    items = table.apply(plan(2, starts=[start(2, [5])], work=[work(1, 1, [3]), work(2, 1, [6])], drafts={1: [20]}))
+    table.begin(items)
+    assert table.must_know(plan(3, work=[work(1, 1)]))
+    assert table.must_know(plan(3, forks=[SequenceFork(1, 3, 1)]))
+    assert not table.must_know(plan(3, work=[work(2, 1)]))
+    assert table.must_know(plan(3, work=[work(2, 1)], drafts={2: [4]}))
+    table.complete(items, output([SampledToken(1, 20), SampledToken(2, 3)], further=[FurtherTokens(1, [6])]))
+    assert not table.must_know(plan(3, work=[work(1, 1), work(2, 1)], drafts={2: [4]}))
+
+
+def test_a_sequence_that_failed_takes_its_draft_along() -> None:
+    table = make_table()
+    failing(table, 1)
+    assert table.apply(plan(2, work=[work(1, 1, [3])], drafts={1: [4]})) == []
+
+
+@pytest.mark.parametrize(
+    ("first", "further"),
+    [
+        (20, FurtherTokens(1, [11, 13])),
+        (21, FurtherTokens(1, [12])),
+        (20, FurtherTokens(1, [12, 13, 14])),
+        (20, FurtherTokens(2, [11])),
+        (20, FurtherTokens(3, [11])),
+    ],
+    ids=["after a wrong one", "after a wrong first", "beyond its end", "without a draft", "of nobody"],
+)
+def test_further_tokens_must_follow_from_a_draft(first: int, further: FurtherTokens) -> None:
+    table = make_table()
+    complete(table, table.apply(DRAFTABLE))
+    step = plan(2, starts=[start(2, [5])], work=[work(1, 1, [3]), work(2, 1, [6])], drafts={1: [20, 12]})
+    items = table.apply(step)
+    table.begin(items)
+    with pytest.raises(ValueError, match="do not follow from its draft"):
+        table.complete(items, output([SampledToken(1, first), SampledToken(2, 20)], further=[further]))
+    unknown = [FurtherTokens(1, [12, VOCAB_SIZE])]
+    with pytest.raises(ValueError, match="outside the vocabulary"):
+        table.complete(items, output([SampledToken(1, 20), SampledToken(2, 20)], further=unknown))
+    assert [item.sequence.token_ids[-1] for item in items] == [PENDING_TOKEN] * 2
+
+
 ONE_MORE = [start(2, [1] * 5)]
 
 
@@ -258,6 +364,27 @@ ONE_MORE = [start(2, [1] * 5)]
             "does not reach its last token",
         ),
         (plan(2, work=[work(1, 1, input_token_id=4)]), "not waiting for one"),
+        (plan(2, drafts={1: [4]}), "a draft and no work"),
+        (plan(2, work=[work(1, 1)], drafts={7: [4]}), "a draft and no work"),
+        (
+            structs.replace(plan(2, work=[work(1, 1)]), drafts=[SequenceDraft(1, [4]), SequenceDraft(1, [4])]),
+            "two drafts",
+        ),
+        (plan(2, starts=ONE_MORE, work=[work(2, 4, [4, 5])], drafts={2: [4]}), "does not reach its last token"),
+        (plan(2, work=[work(1, 1)], drafts={1: [VOCAB_SIZE]}), "draft with a token id outside the vocabulary"),
+        (plan(2, work=[work(1, 1)], drafts={1: [4, 4, 4]}), "is to reach 5 tokens; it has 4 slots in its blocks"),
+        (
+            plan(2, starts=[start(2, [1] * 23)], work=[work(2, 23, list(range(4, 11)))], drafts={2: [4, 4]}),
+            "is to reach 25 tokens; it has 24 positions in the model",
+        ),
+        (
+            plan(2, forks=[SequenceFork(1, 2, 1)], work=[work(1, 1, followers=[2])], drafts={1: [4]}),
+            "has a draft, but has followers",
+        ),
+        (
+            plan(2, starts=[start(2, [5], params=beam_sampling())], work=[work(2, 1, [4])], drafts={2: [4]}),
+            "has a draft, but is a beam",
+        ),
         (plan(2, moves=moves(copy=[(1, NUM_BLOCKS)])), "copy moves block 1 to 24"),
         (plan(2, moves=moves(swap_out=[(1, 6)])), "swap_out moves block 1 to 6"),
         (plan(2, moves=moves(swap_out=[(1, 1)], swap_in=[(0, 0)])), "swaps out and in"),
@@ -439,13 +566,15 @@ def plainly(known: dict[int, Plain], step: StepPlan) -> tuple[dict[int, Plain], 
             table[remap.logical_index] = remap.block_id
     for remap in step.remaps:
         demand_sound_tables(known[remap.sequence_id])
-    choosers = [plainly_share(known, share) for share in step.work]
+    drafts = {draft.sequence_id: draft.token_ids for draft in step.drafts}
+    demand(len(drafts) == len(step.drafts) and drafts.keys() <= {share.sequence_id for share in step.work})
+    choosers = [plainly_share(known, share, drafts.get(share.sequence_id, [])) for share in step.work]
     worked = [i for share in step.work for i in (share.sequence_id, *share.follower_ids)]
     demand(len(set(worked)) == len(worked))
     return known, choosers
 
 
-def plainly_share(known: dict[int, Plain], share: SequenceWork) -> list[int]:
+def plainly_share(known: dict[int, Plain], share: SequenceWork, draft: list[int]) -> list[int]:
     ids = [share.sequence_id, *share.follower_ids]
     demand(all(i in known for i in ids))
     members = [known[i] for i in ids]
@@ -461,17 +590,33 @@ def plainly_share(known: dict[int, Plain], share: SequenceWork) -> list[int]:
             demand_sound_tables(member)
     leader, begin = members[0], members[0].computed
     end = begin + share.num_tokens
-    demand(end <= len(leader.tokens) and end <= MAX_MODEL_LEN)
+    demand(end <= len(leader.tokens) and end + len(draft) <= MAX_MODEL_LEN)
+    if draft:
+        demand(end == len(leader.tokens) and not leader.beam and not share.follower_ids)
+        demand(max(draft) < VOCAB_SIZE)
     for table, window in zip(leader.tables, WINDOWS, strict=True):
-        for position in range(max(0, begin - window + 1) if window else 0, end):
+        for position in range(max(0, begin - window + 1) if window else 0, end + len(draft)):
             demand(position // BLOCK_SIZE < len(table) and table[position // BLOCK_SIZE] != NULL_BLOCK)
     demand(end == len(leader.tokens) or not share.follower_ids)
     for member in members:
-        member.computed = end
-        for table, window in zip(member.tables, WINDOWS, strict=True):
-            for index in range(first_seen(window, begin), first_seen(window, end)):
-                table[index] = NULL_BLOCK
+        plainly_advance(member, end)
     return ids if end == len(leader.tokens) else []
+
+
+def plainly_advance(sequence: Plain, end: int) -> None:
+    for table, window in zip(sequence.tables, WINDOWS, strict=True):
+        for index in range(first_seen(window, sequence.computed), first_seen(window, end)):
+            table[index] = NULL_BLOCK
+    sequence.computed = end
+
+
+def plainly_confirm(sequence: Plain, further: list[int]) -> None:
+    """What becomes of a sequence whose draft has brought `further` tokens."""
+    sequence.tokens += further
+    plainly_advance(sequence, sequence.computed + len(further))
+    for table in sequence.tables:
+        while (len(table) - 1) * BLOCK_SIZE >= sequence.computed:
+            table.pop()
 
 
 def first_seen(window: int, position: int) -> int:
@@ -536,9 +681,10 @@ def unused(sequence: Plain) -> list[int]:
 
 
 @st.composite
-def plausible_work(draw: st.DrawFn, known: dict[int, Plain]) -> list[SequenceWork]:
-    """Shares that mostly fit, so that sequences live long enough to be interesting."""
+def plausible_work(draw: st.DrawFn, known: dict[int, Plain]) -> tuple[list[SequenceWork], dict[int, list[int]]]:
+    """Shares and drafts that mostly fit, so that sequences live long enough to be interesting."""
     result: list[SequenceWork] = []
+    drafts: dict[int, list[int]] = {}
     followed: set[int] = set()
     for i in draw(st.lists(st.sampled_from(sorted(known)), unique=True)) if known else []:
         if i in followed:
@@ -551,8 +697,11 @@ def plausible_work(draw: st.DrawFn, known: dict[int, Plain]) -> list[SequenceWor
         followers = equals if draw(st.booleans()) and count == missing else []
         followed.update((i, *followers))
         token = draw(st.integers(0, VOCAB_SIZE - 1)) if waiting else None
-        result.append(work(i, count, *growth(sequence, count), input_token_id=token, followers=followers))
-    return result
+        if count == missing and not (followers or sequence.beam):
+            drafts[i] = draw(st.lists(tokens, max_size=max(0, min(6, MAX_MODEL_LEN - len(sequence.tokens)))))
+        grown = growth(sequence, count + len(drafts.get(i, [])))
+        result.append(work(i, count, *grown, input_token_id=token, followers=followers))
+    return result, {i: draft for i, draft in drafts.items() if draft}
 
 
 def growth(sequence: Plain, count: int) -> list[list[int]]:
@@ -576,7 +725,8 @@ def plausible_plans(draw: st.DrawFn, known: dict[int, Plain]) -> StepPlan:
     known, _ = plainly(known, plan(1, forks=forked))
     remapped = draw(plausible_remaps(known))
     known, _ = plainly(known, plan(1, remaps=remapped))
-    return plan(1, forget=forget, starts=started, forks=forked, remaps=remapped, work=draw(plausible_work(known)))
+    shares, drafts = draw(plausible_work(known))
+    return plan(1, forget=forget, starts=started, forks=forked, remaps=remapped, work=shares, drafts=drafts)
 
 
 @st.composite
@@ -588,9 +738,16 @@ def wild_plans(draw: st.DrawFn, known: dict[int, Plain]) -> StepPlan:
         ("forks", st.builds(SequenceFork, ids, ids, st.just(1))),
         ("remaps", wild_remaps),
         ("work", wild_work),
+        ("drafts", st.builds(SequenceDraft, ids, st.lists(st.integers(0, VOCAB_SIZE), min_size=1, max_size=8))),
     ]
     name, strategy = draw(st.sampled_from(wild))
     return structs.replace(step, **{name: [*getattr(step, name), draw(strategy)]})
+
+
+def right_so_far(draft: list[int]) -> st.SearchStrategy[list[int]]:
+    """The further tokens of a step that chooses some of the first tokens of `draft`, and then anything."""
+    lengths = st.integers(0, len(draft))
+    return st.builds(lambda length, token: [*draft[1:length], token] if length else [], lengths, tokens)
 
 
 def without_named(known: dict[int, Plain], step: StepPlan) -> dict[int, Plain]:
@@ -617,11 +774,17 @@ def test_any_run_of_plans_is_followed_as_a_plain_model_follows_it(data: st.DataO
             known = following
             items = table.apply(step)
             assert [[s.sequence_id for s in item.choosers] for item in items] == choosers
-            drawing = [known[i] for chosen in choosers for i in chosen if not known[i].beam]
+            drawing = [i for chosen in choosers for i in chosen if not known[i].beam]
             sampled = data.draw(st.lists(tokens, min_size=len(drawing), max_size=len(drawing)))
-            complete(table, items, *sampled)
-            for sequence, token in zip(drawing, sampled, strict=True):
-                sequence.tokens.append(token)
+            further = {each.sequence_id: data.draw(right_so_far(each.token_ids)) for each in step.drafts}
+            # Those whose drafts begin right.
+            firsts = {each.sequence_id: each.token_ids[0] for each in step.drafts if further[each.sequence_id]}
+            sampled = [firsts.get(i, token) for i, token in zip(drawing, sampled, strict=True)]
+            complete(table, items, *sampled, further=[FurtherTokens(i, further[i]) for i in firsts])
+            for i, token in zip(drawing, sampled, strict=True):
+                known[i].tokens.append(token)
+                if i in further:
+                    plainly_confirm(known[i], further[i])
         assert {s.sequence_id: (s.token_ids, s.num_computed, s.block_tables) for s in table} == {
             i: sequence.state for i, sequence in known.items()
         }

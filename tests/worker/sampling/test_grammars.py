@@ -89,6 +89,50 @@ def test_a_token_is_allowed_just_where_the_matcher_takes_it(
         sequence.token_ids.append(going_on[number % len(going_on)])
 
 
+@settings(max_examples=60)
+@given(
+    st.sampled_from(["bytes", "byte level", "byte fallback"]),
+    st.sampled_from(sorted(CONSTRAINTS)),
+    st.lists(st.integers(0, 2**20), max_size=6),
+    st.lists(st.integers(0, 2**20), max_size=8),
+)
+def test_a_follower_comes_back_from_any_draft(
+    directories: dict[str, Path],
+    vocabularies: dict[str, LLTokenizer],
+    model: str,
+    kind: str,
+    walk: list[int],
+    guesses: list[int],
+) -> None:
+    """One that fits or not, that ends the text, or goes on after its end; and the masks on the way are those of a
+    sequence that has these tokens."""
+    vocabulary, grammars = vocabularies[model], Grammars(directories[model])
+    sequence = sequence_with(CONSTRAINTS[kind], vocabulary)
+
+    def fitting(after: WorkerSequence, number: int) -> int:
+        allowed = sorted(ids_of_mask(grammars.allowed(after)))
+        return number % vocabulary.vocab_size if number % 5 == 0 else allowed[number % len(allowed)]
+
+    for number in walk:
+        if (token := fitting(sequence, number)) in ids_of_mask(grammars.allowed(sequence)) - set(vocabulary.eos_tokens):
+            sequence.token_ids.append(token)
+    before, ahead = grammars.allowed(sequence), sequence.fork(2, 0)
+    draft: list[int] = []
+    for number in guesses:
+        token = fitting(ahead, number)
+        fits = token in ids_taken(grammars.progress(ahead).matcher, vocabulary)
+        has_ended = grammars.progress(ahead).matcher.is_stopped()
+        draft.append(token)
+        ahead.token_ids.append(token)
+        if has_ended or not fits:
+            with pytest.raises(GrammarError, match="drafted do not fit"):
+                grammars.allowed_after(sequence, draft)
+            break
+        assert grammars.allowed_after(sequence, draft) == grammars.allowed(ahead)
+        assert grammars.allowed(sequence) == before
+    assert grammars.allowed(sequence) == before
+
+
 def ids_taken(matcher: LLMatcher, vocabulary: LLTokenizer) -> set[int]:
     ends = set(vocabulary.eos_tokens)
     inside = set(range(vocabulary.vocab_size)) - ends

@@ -22,12 +22,14 @@ def item(
     prompt_length: int | None = None,
     prompt_logprobs: int | None = None,
     followers: int = 0,
+    draft: list[int] | None = None,
 ) -> WorkItem:
     sampling = msgspec.structs.replace(GREEDY, prompt_logprobs=prompt_logprobs)
     length = len(token_ids) if prompt_length is None else prompt_length
     sequence = WorkerSequence(1, 0, sampling, length, token_ids, start, [block_ids])
     family = (sequence, *(replace(sequence, sequence_index=index + 1) for index in range(followers)))
-    return WorkItem(sequence, start, num_tokens, family if start + num_tokens == len(token_ids) else ())
+    chooses = start + num_tokens == len(token_ids)
+    return WorkItem(sequence, start, num_tokens + len(draft or []), family if chooses else (), draft or [])
 
 
 def build(*items: WorkItem, block_size: int = 4) -> Batch:
@@ -79,6 +81,28 @@ def test_followers_choose_from_the_row_of_their_leader() -> None:
     assert (rows.rows, rows.num_choosing) == ([2, 4, 3], 2)
     assert rows.chooser_rows == [0, 0, 0, 1]
     assert [each.sequence for each in rows.choosers] == [*items[0].choosers, *items[2].choosers]
+
+
+def test_the_rows_of_a_draft_choose_too() -> None:
+    batch = build(
+        item([1, 2, 3], [0], 0, 2),
+        item([4, 5, 6], [1, 2], 2, 1, draft=[7, 8, 9]),
+        item([10, 11, 12, 13], [3, 4], 1, 3, prompt_logprobs=1, draft=[14]),
+    )
+    assert batch.input_ids.tolist() == [1, 2, 6, 7, 8, 9, 11, 12, 13, 14]
+    assert batch.positions.tolist() == [0, 1, 2, 3, 4, 5, 1, 2, 3, 4]
+    assert [slots.tolist() for slots in batch.slot_mappings] == [[0, 1, 6, 7, 8, 9, 13, 14, 15, 16]]
+    assert batch.fresh_blocks.tolist() == [0, 2, 4]
+    assert (batch.context_lens, batch.query_lens) == ([2, 6, 5], [2, 4, 4])
+    rows = batch.logit_rows
+    # Those that choose, the one that is watched, and those before the prompt's tokens.
+    assert (rows.rows, rows.num_choosing) == ([2, 3, 4, 5, 8, 9, 1, 6, 7], 6)
+    assert rows.chooser_rows == list(range(6))
+    assert [(each.draft, each.num_drafted) for each in rows.choosers] == [
+        *(([7, 8, 9], count) for count in range(4)),
+        *(([14], count) for count in range(2)),
+    ]
+    assert [each.num_generated for each in rows.choosers] == [0, 1, 2, 3, 0, 1]
 
 
 @pytest.mark.parametrize(

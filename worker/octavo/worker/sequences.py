@@ -147,6 +147,9 @@ class WorkItem:
         """Returns the tokens at the positions, the draft included."""
         return self.sequence.token_ids[self.start : self.known_end] + self.draft
 
+    def without_draft(self) -> "WorkItem":
+        return WorkItem(self.sequence, self.start, self.num_known, self.choosers)
+
     @property
     def members(self) -> tuple[WorkerSequence, ...]:
         """Returns all sequences whose `num_computed` advances with this item."""

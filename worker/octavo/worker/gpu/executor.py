@@ -149,7 +149,7 @@ class GpuExecutor:
         torch.cuda.empty_cache()
         if any(item.draft for item in items):
             logger.warning("no memory for %d tokens and guesses in one go; leaving the guesses out", _num_tokens(items))
-            return self._launch([without_draft(item) for item in items])
+            return self._launch([item.without_draft() for item in items])
         logger.warning("no memory for %d tokens in one go; computing them in two", _num_tokens(items))
         first, second = halves(items)
         return [*self._launch(first), *self._launch(second)]
@@ -214,10 +214,6 @@ class GpuExecutor:
         ]
         if rows:
             self._rows.next_tokens.index_copy_(0, _places(rows, self._device), tokens)
-
-
-def without_draft(item: WorkItem) -> WorkItem:
-    return WorkItem(item.sequence, item.start, item.num_known, item.choosers)
 
 
 def halves(items: list[WorkItem]) -> tuple[list[WorkItem], list[WorkItem]]:

@@ -32,6 +32,9 @@ class Executor:
         self._device = paging.device
 
     def launch(self, moves: BlockMoves, items: list[WorkItem]) -> DoneStep:
+        """Runs a step. Drafts are checked where a guess that overflows leaves the tokens before it as they are."""
+        if not self._paging.attention.masks_unwritten:
+            items = [item.without_draft() for item in items]
         return DoneStep(self._execute(moves, items))
 
     def forget(self, sequence_ids: Iterable[int]) -> None:

@@ -3,7 +3,16 @@
 from typing import Any
 
 from octavo.wire.sampling import BeamSearch, EarlyStopping, SamplingParams
-from octavo.wire.steps import BlockMove, BlockMoves, Remap, SequenceFork, SequenceStart, SequenceWork, StepPlan
+from octavo.wire.steps import (
+    BlockMove,
+    BlockMoves,
+    Remap,
+    SequenceDraft,
+    SequenceFork,
+    SequenceStart,
+    SequenceWork,
+    StepPlan,
+)
 
 EPOCH = 7
 INCARNATION = 100
@@ -59,11 +68,12 @@ def plan(
     forks: list[SequenceFork] | None = None,
     remaps: list[Remap] | None = None,
     work: list[SequenceWork] | None = None,
+    drafts: dict[int, list[int]] | None = None,
     answered: int | None = None,
     epoch: int = EPOCH,
     incarnation: int = INCARNATION,
 ) -> StepPlan:
-    """A plan made knowing every earlier result, unless `answered` says otherwise."""
+    """A plan made knowing every earlier result, unless `answered` says otherwise. `drafts` are by sequence."""
     return StepPlan(
         epoch,
         incarnation,
@@ -75,4 +85,5 @@ def plan(
         forks or [],
         remaps or [],
         work or [],
+        [SequenceDraft(*pair) for pair in (drafts or {}).items()],
     )
