@@ -38,13 +38,15 @@ _VARIANTS = {
     },
     "aarch64": {"portable": [], "dotprod": ["-march=armv8.2-a+dotprod"]},
 }
-# What is compiled for each variant, and with which flags besides: the second gives the same bits on all.
-_VARIANT_SOURCES = {
-    "variant.cpp": [],
-    "exact.cpp": ["-ffp-contract=off", "-DOCTAVO_EXACT"],
+_EXACT = ["-ffp-contract=off", "-DOCTAVO_EXACT"]
+# What adds instructions for whole numbers only, to which other variant.
+_WHOLE_NUMBERS = {"avx_vnni": "avx2", "avx512_vnni": "avx512", "dotprod": "portable"}
+# What is compiled for the variants, the longest first, with which flags besides; and which variants another's serves.
+_VARIANT_SOURCES: dict[str, tuple[list[str], dict[str, str]]] = {
+    "exact.cpp": (_EXACT, {}),
+    "variant.cpp": ([], _WHOLE_NUMBERS),
+    "exact_floats.cpp": (_EXACT, {**_WHOLE_NUMBERS, "avx512_bf16": "avx512"}),
 }
-# Instructions that only the second knows what to do with.
-_EXACT_ONLY = ("avx_vnni", "avx512_vnni", "dotprod")
 # What is the same whatever the instruction set.
 _COMMON = ("library.cpp", "plan.cpp", "quantized_pack.cpp")
 _COMPILERS = ("g++", "c++", "clang++")
@@ -75,10 +77,9 @@ def build(library: Path = LIBRARY) -> None:
     defines = [f'-DOCTAVO_SOURCES="{source_hash()}"']
     with tempfile.TemporaryDirectory(dir=library.parent, prefix=".build-") as folder:
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            parts = list(pool.map(lambda item: _compile_variant(compiler, item, Path(folder)), _variant_sources()))
-        for name in _COMMON:
-            parts.append(Path(folder, f"{name}.o"))
-            _run([compiler, *_FLAGS, *defines, "-c", str(SOURCES / name), "-o", str(parts[-1])])
+            variants = pool.map(lambda item: _compile_variant(compiler, item, Path(folder)), _variant_sources())
+            common = pool.map(lambda source: _compile(compiler, source, defines, Path(folder, source)), _COMMON)
+            parts = [*variants, *common]
         partial = Path(folder, library.name)
         _run([compiler, "-shared", *_openmp_flags(compiler), *map(str, parts), "-o", str(partial)])
         partial.rename(library)
@@ -111,24 +112,35 @@ def _openmp_flags(compiler: str) -> list[str]:
 
 
 def _variant_sources() -> list[tuple[str, str]]:
-    """Returns each variant with each of its sources."""
+    """Returns each variant with each of its sources. Those that take longest come first: the last variants have the
+    widest registers."""
     return [
         (variant, source)
-        for source in _VARIANT_SOURCES
-        for variant in _variants()
-        if source == "exact.cpp" or variant not in _EXACT_ONLY
+        for source, (_, served) in _VARIANT_SOURCES.items()
+        for variant in reversed(_variants())
+        if variant not in served
     ]
 
 
 def _compile_variant(compiler: str, item: tuple[str, str], folder: Path) -> Path:
     """Compiles one source of one variant, and returns the object."""
     variant, source = item
-    flags = [*_FLAGS, *_variants()[variant], *_VARIANT_SOURCES[source]]
-    # What both sources compile must not pass for each other's.
-    space = variant if source == "variant.cpp" else f"{variant}_exact"
-    defines = [f"-DOCTAVO_VARIANT={space}", f'-DOCTAVO_VARIANT_NAME="{variant}"']
-    target = folder / f"{Path(source).stem}_{variant}.o"
-    _run([compiler, *flags, *defines, "-c", str(SOURCES / source), "-o", str(target)])
+    flags, floats = _VARIANT_SOURCES[source][0], _VARIANT_SOURCES["exact_floats.cpp"][1].get(variant, variant)
+    # What several sources compile must not pass for each other's.
+    space = {"variant.cpp": variant, "exact.cpp": f"{variant}_exact", "exact_floats.cpp": f"{variant}_floats"}[source]
+    defines = [
+        *(f"-DOCTAVO_VARIANT={space}", f'-DOCTAVO_VARIANT_NAME="{variant}"'),
+        f"-DOCTAVO_FLOATS={floats}_floats",
+    ]
+    return _compile(
+        compiler, source, [*_variants()[variant], *flags, *defines], folder / f"{Path(source).stem}_{variant}"
+    )
+
+
+def _compile(compiler: str, source: str, flags: list[str], target: Path) -> Path:
+    """Compiles one source, and returns the object."""
+    target = target.with_name(f"{target.name}.o")
+    _run([compiler, *_FLAGS, *flags, "-c", str(SOURCES / source), "-o", str(target)])
     return target
 
 

@@ -50,27 +50,37 @@ struct Tile<int8> {
   const float* value_scales;
 };
 
-// The queries of one sequence and KV head. Row r is query head r % group of the sequence's token r / group.
-template <typename T>
+// The queries of one sequence and KV head. Row r is query head r % group of the sequence's token r / group; what is beyond
+// the last row is that one again. They are of type `dtype`: only what reads and writes them is compiled for each.
 struct Rows {
   const Attention& op;
-  const T* x;
-  T* y;
+  const void* x;
+  void* y;
+  int32_t dtype;
   int64_t first_token;  // row of x of the sequence's first token in this step
   int64_t history;      // its position
-  int64_t kv_head, group, window;
+  int64_t kv_head, group, window, last;
 
-  OCTAVO_INLINE int64_t position(int64_t row) const { return history + row / group; }
+  OCTAVO_INLINE int64_t token(int64_t row) const { return std::min(row, last) / group; }
+  OCTAVO_INLINE int64_t position(int64_t row) const { return history + token(row); }
   OCTAVO_INLINE int64_t lowest(int64_t row) const {
     const int64_t begin = window ? position(row) + 1 - window : 0;
     return begin > 0 ? begin : 0;
   }
-  OCTAVO_INLINE int64_t head(int64_t row) const { return kv_head * group + row % group; }
-  OCTAVO_INLINE const T* query(int64_t row) const {
-    return x + (first_token + row / group) * op.x_stride + head(row) * op.head_dim;
+  OCTAVO_INLINE int64_t head(int64_t row) const { return kv_head * group + std::min(row, last) % group; }
+  // Calls function(the row's query).
+  template <typename Function>
+  OCTAVO_INLINE void query(int64_t row, Function function) const {
+    with_type(dtype, [&](auto t) __attribute__((always_inline)) {
+      function((const decltype(t)*)x + (first_token + token(row)) * op.x_stride + head(row) * op.head_dim);
+    });
   }
-  OCTAVO_INLINE T* output(int64_t row) const {
-    return y + (first_token + row / group) * op.y_stride + head(row) * op.head_dim;
+  // Calls function(where its output belongs).
+  template <typename Function>
+  OCTAVO_INLINE void output(int64_t row, Function function) const {
+    with_type(dtype, [&](auto t) __attribute__((always_inline)) {
+      function((decltype(t)*)y + (first_token + token(row)) * op.y_stride + head(row) * op.head_dim);
+    });
   }
 };
 
@@ -162,8 +172,8 @@ OCTAVO_INLINE f32x16 bounded(const f32x16& x) { return tanh(x); }
 
 // Scores of one row, [kChunk] from position `start` on, to weights, which store(tile, sixteen of them) gets, and their sum;
 // gives the new shift. Scores and shifts are in powers of two.
-template <bool coarse, typename T, typename Store>
-OCTAVO_INLINE float weigh(const Rows<T>& rows, int64_t row, int64_t start, const float* scores, float shift, float& mass,
+template <bool coarse, typename Store>
+OCTAVO_INLINE float weigh(const Rows& rows, int64_t row, int64_t start, const float* scores, float shift, float& mass,
                           Store store_weights) {
   static constexpr int32_t kPlaces[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   const i32x16 places = load_as<i32x16>(kPlaces);
@@ -191,8 +201,8 @@ OCTAVO_INLINE float weigh(const Rows<T>& rows, int64_t row, int64_t start, const
 }
 
 // Where the tiles of the chunk from `start` on lie; none where no row from position `begin` to `end` may look.
-template <typename C, typename T>
-OCTAVO_INLINE void find_tiles(const Rows<T>& rows, const GroupStep& step, const LayerCache& cache, const int64_t* table,
+template <typename C>
+OCTAVO_INLINE void find_tiles(const Rows& rows, const GroupStep& step, const LayerCache& cache, const int64_t* table,
                               int64_t start, int64_t begin, int64_t end, Tile<C>* tiles) {
   for (int t = 0; t < kTiles; t++) {
     const int64_t token = start + t * kLanes;
@@ -243,9 +253,9 @@ struct Floats<C, L>::Of {
   int64_t head_dim;
   alignas(64) L weights[count][kChunk];
 
-  template <typename T>
-  OCTAVO_INLINE void take(const Rows<T>& rows, int64_t first) {
-    for (int r = 0; r < count; r++) round_left<C>(rows.query(first + r), queries + r * head_dim, head_dim);
+  OCTAVO_INLINE void take(const Rows& rows, int64_t first) {
+    for (int r = 0; r < count; r++)
+      rows.query(first + r, OCTAVO_EACH(query) { round_left<C>(query, queries + r * head_dim, head_dim); });
   }
 
   OCTAVO_INLINE void score(const Tile<C>* tiles, const Tile<C>* ahead, float (*scores)[kChunk]) {
@@ -263,8 +273,8 @@ struct Floats<C, L>::Of {
 };
 
 // `count` rows from `first` on. `room`: as `attention_room` says.
-template <typename T, typename How, int count>
-void attend_rows(const Rows<T>& rows, const GroupStep& step, const LayerCache& cache, int64_t sequence, int64_t first,
+template <typename How, int count>
+void attend_rows(const Rows& rows, const GroupStep& step, const LayerCache& cache, int64_t sequence, int64_t first,
                  float* room) {
   using C = typename How::Cache;
   const int64_t head_dim = rows.op.head_dim;
@@ -298,32 +308,31 @@ void attend_rows(const Rows<T>& rows, const GroupStep& step, const LayerCache& c
     for (int r = 0; r < count; r++) total[r] = total[r] * shrink[r] + masses[r];
     how.add(tiles, next_tiles, std::min<int64_t>(end - start, kChunk), shrink, room);
   }
-  for (int r = 0; r < count; r++) {
-    T* output = rows.output(first + r);
-    for (int64_t d = 0; d < head_dim; d += kLanes) store(output + d, load(room + r * head_dim + d) / total[r]);
-  }
+  for (int r = 0; r < count; r++)
+    rows.output(first + r, OCTAVO_EACH(output) {
+      for (int64_t d = 0; d < head_dim; d += kLanes) store(output + d, load(room + r * head_dim + d) / total[r]);
+    });
 }
 
-template <typename T>
-using AttendFunction = void (*)(const Rows<T>&, const GroupStep&, const LayerCache&, int64_t, int64_t, float*);
+using AttendFunction = void (*)(const Rows&, const GroupStep&, const LayerCache&, int64_t, int64_t, float*);
 
-template <typename T, typename How, size_t... counts>
+// How many rows are computed where there are `count`: as many as one KV head serves of most models, or all that can be.
+constexpr int computed(int count, int most) { return count <= 8 ? count : most; }
+
+template <typename How, size_t... counts>
 constexpr auto attend_functions(std::index_sequence<counts...>) {
-  return std::array<AttendFunction<T>, sizeof...(counts)>{attend_rows<T, How, int(counts) + 1>...};
+  return std::array<AttendFunction, sizeof...(counts)>{attend_rows<How, computed(counts + 1, How::kRows)>...};
 }
 
 // One unit of a step, all its rows. `room`: as `attention_room` says.
-template <typename T, typename How>
+template <typename How>
 void attend_unit(const Attention& op, const void* x, void* y, const GroupStep& step, const LayerCache& cache,
-                 const Unit& unit, float* room) {
-  static constexpr auto functions = attend_functions<T, How>(std::make_index_sequence<How::kRows>{});
-  const int64_t first_token = step.first_tokens[unit.sequence];
-  const int64_t tokens = step.first_tokens[unit.sequence + 1] - first_token;
-  const Rows<T> rows{op,           (const T*)x,
-                     (T*)y,        first_token,
-                     step.contexts[unit.sequence] - tokens, unit.kv_head,
-                     op.query_heads / op.kv_heads,          step.window};
-  const int64_t end = unit.last_token * rows.group;
+                 const Unit& unit, float* room, int32_t dtype) {
+  static constexpr auto functions = attend_functions<How>(std::make_index_sequence<How::kRows>{});
+  const int64_t first_token = step.first_tokens[unit.sequence], group = op.query_heads / op.kv_heads;
+  const int64_t tokens = step.first_tokens[unit.sequence + 1] - first_token, end = unit.last_token * group;
+  const int64_t history = step.contexts[unit.sequence] - tokens;
+  const Rows rows{op, x, y, dtype, first_token, history, unit.kv_head, group, step.window, end - 1};
   for (int64_t row = unit.first_token * rows.group; row < end; row += How::kRows) {
     const int64_t count = std::min<int64_t>(end - row, How::kRows);
     functions[count - 1](rows, step, cache, unit.sequence, row, room);

@@ -128,6 +128,13 @@ void write_heads(const T* key, const T* value, const LayerCache& cache, int64_t 
   }
 }
 
+// Calls function(an element of `dtype`), of which computations have two.
+template <typename Function>
+OCTAVO_INLINE void with_type(int32_t dtype, Function function) {
+  if (dtype == kBFloat16) return function(bf16{});
+  function(float{});
+}
+
 // Calls function(an element of the cache's type) where a computation of T may read such a cache.
 template <typename T, typename Function>
 OCTAVO_INLINE void with_cache(const LayerCache& cache, Function function) {

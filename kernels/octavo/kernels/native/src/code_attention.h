@@ -99,22 +99,23 @@ struct CodeDots::Of {
   alignas(64) int32_t weights[count][kChunk];
 
   // Rounds the queries of the rows from `first` on to 16 bits of their largest.
+  OCTAVO_INLINE void take(const Rows& rows, int64_t first) {
+    for (int r = 0; r < count; r++) rows.query(first + r, OCTAVO_EACH(query) { take(query, r); });
+  }
+
   template <typename T>
-  OCTAVO_INLINE void take(const Rows<T>& rows, int64_t first) {
+  OCTAVO_INLINE void take(const T* query, int r) {
     const int64_t groups = code_groups(head_dim);
-    for (int r = 0; r < count; r++) {
-      const T* query = rows.query(first + r);
-      const float largest = peak(query, head_dim), inverse = largest < kLeastScale ? 0.0f : kMostQuery / largest;
-      query_factors[r] = largest / kMostQuery;
-      i32x16 sums{};
-      for (int64_t d = 0; d < head_dim; d += kLanes) {
-        const i32x16 numbers = nearest(load(query + d) * inverse);
-        store_words<Kept::kKeys>(queries + r * head_dim + d, numbers);
-        sums = sums + numbers;
-        if ((d + kLanes) % kCodeGroup && d + kLanes < head_dim) continue;
-        starts[r * groups + d / kCodeGroup] = -128 * added(sums);
-        sums = i32x16{};
-      }
+    const float largest = peak(query, head_dim), inverse = largest < kLeastScale ? 0.0f : kMostQuery / largest;
+    query_factors[r] = largest / kMostQuery;
+    i32x16 sums{};
+    for (int64_t d = 0; d < head_dim; d += kLanes) {
+      const i32x16 numbers = nearest(load(query + d) * inverse);
+      store_words<Kept::kKeys>(queries + r * head_dim + d, numbers);
+      sums = sums + numbers;
+      if ((d + kLanes) % kCodeGroup && d + kLanes < head_dim) continue;
+      starts[r * groups + d / kCodeGroup] = -128 * added(sums);
+      sums = i32x16{};
     }
   }
 

@@ -50,8 +50,11 @@ OCTAVO_INLINE u8xr looked_up(const uint8_t* table, u8xr indices) {
 #elif defined(__aarch64__)
   return (u8xr)vqtbl1q_u8(vld1q_u8(table), (uint8x16_t)indices);
 #else
-  for (size_t i = 0; i < sizeof(indices); i++) indices[i] = table[indices[i]];
-  return indices;
+  uint8_t bytes[sizeof(indices)];
+  store_bytes(bytes, indices);
+#pragma GCC unroll 1
+  for (size_t i = 0; i < sizeof(bytes); i++) bytes[i] = table[bytes[i]];
+  return load_as<u8xr>(bytes);
 #endif
 }
 

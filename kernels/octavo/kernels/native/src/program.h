@@ -20,7 +20,7 @@ constexpr DType kTypeOf = std::is_same_v<T, float> ? kFloat32 : kBFloat16;
 
 template <typename T>
 void norms(const Exact& exact, const Norm& op, const void* x, void* y, int64_t first, int64_t last) {
-  if (std::is_same_v<T, float> && op.exact) return exact.norm_rows(op, x, y, first, last);
+  if (std::is_same_v<T, float> && op.exact) return exact.floats->norm_rows(op, x, y, first, last);
   norm_rows<T>(op, x, y, first, last);
 }
 
@@ -28,16 +28,19 @@ template <typename T>
 void rope_writes(const Exact& exact, const RopeWrite& op, void* x, const int64_t* positions, const GroupStep& step,
                  const LayerCache& cache, int64_t first, int64_t last) {
   if (std::is_same_v<T, float> && op.exact)
-    return exact.rope_write_rows(op, x, positions, step, cache, first, last);
+    return exact.floats->rope_write_rows(op, x, positions, step, cache, first, last);
   rope_write_rows<T>(op, x, positions, step, cache, first, last);
 }
 
 template <typename T>
 void attention(const Exact& exact, const Attention& op, const void* x, void* y, const GroupStep& step,
                const LayerCache& cache, const Unit& unit, float* room) {
-  if (op.exact || cache.dtype != kTypeOf<T>)
-    return exact.attend_unit(op, x, y, step, cache, unit, room, kTypeOf<T>);
-  attend_unit<T, Floats<T, Left<T>>>(op, x, y, step, cache, unit, room);
+  if (cache.dtype == kInt8) return exact.attend_codes(op, x, y, step, cache, unit, room, kTypeOf<T>);
+  if (op.exact) return exact.floats->attend_unit(op, x, y, step, cache, unit, room);
+  with_type(cache.dtype, OCTAVO_EACH(c) {
+    using C = decltype(c);
+    attend_unit<Floats<C, Left<C>>>(op, x, y, step, cache, unit, room, kTypeOf<T>);
+  });
 }
 
 // Weights that will be read soon. A few rows take as long as reading the weights does, and each operation would begin

@@ -14,15 +14,6 @@ namespace octavo::OCTAVO_VARIANT {
 namespace {
 
 template <typename Function>
-void with_type(int32_t dtype, Function function) {
-  if (dtype == kBFloat16) {
-    function(bf16{});
-  } else {
-    function(float{});
-  }
-}
-
-template <typename Function>
 void in_shares(int64_t count, int32_t threads, Function function) {
   on_team(threads, [&](int thread, int team) { function(thread * count / team, (thread + 1) * count / team); });
 }

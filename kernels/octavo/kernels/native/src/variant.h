@@ -1,11 +1,21 @@
-// The functions that exist once per instruction set: those of `Variant` as fast as they can be, those of `Exact` to the same
-// bits on all.
+// The functions that exist once per instruction set: those of `Variant` as fast as they can be, those of `Exact` and
+// `ExactFloats` to the same bits on all.
 #pragma once
 
 #include "quantized_layout.h"
 #include "types.h"
 
 namespace octavo {
+
+// What an operation asks for that is `exact`, whose rows are fp32.
+struct ExactFloats {
+  void (*norm_rows)(const Norm& op, const void* x, void* y, int64_t first, int64_t last);
+  void (*rope_write_rows)(const RopeWrite& op, void* x, const int64_t* positions, const GroupStep& step,
+                          const LayerCache& cache, int64_t first, int64_t last);
+  // Over a cache of floats.
+  void (*attend_unit)(const Attention& op, const void* x, void* y, const GroupStep& step, const LayerCache& cache,
+                      const Unit& unit, float* room);
+};
 
 struct Exact {
   const char* name;
@@ -14,13 +24,10 @@ struct Exact {
   // Panels `first` to `last` of y, of the type that x had, from all quantised rows.
   void (*quantized_linear)(const QuantizedLinear& op, const RowBlock* rows, void* y, int64_t tokens, int64_t first,
                            int64_t last, int32_t dtype);
-  // Of rows of fp32, where an operation is `exact`.
-  void (*norm_rows)(const Norm& op, const void* x, void* y, int64_t first, int64_t last);
-  void (*rope_write_rows)(const RopeWrite& op, void* x, const int64_t* positions, const GroupStep& step,
-                          const LayerCache& cache, int64_t first, int64_t last);
-  // Where an operation is `exact`, or the cache has another type than the computation.
-  void (*attend_unit)(const Attention& op, const void* x, void* y, const GroupStep& step, const LayerCache& cache,
-                      const Unit& unit, float* room, int32_t dtype);
+  // Over a cache of 8 bits.
+  void (*attend_codes)(const Attention& op, const void* x, void* y, const GroupStep& step, const LayerCache& cache,
+                       const Unit& unit, float* room, int32_t dtype);
+  const ExactFloats* floats;
 };
 
 struct Variant {
