@@ -36,7 +36,7 @@ def next_admission(
     once. On each replica `lookahead` groups are tried. A group is passed over if no replica takes it that could ever
     hold it.
     """
-    open_drafts = [builder for builder in builders if policy.admits(builder)]
+    open_drafts = [builder for builder in builders if policy.admits(builder)] if waiting else []
     if not open_drafts:
         return None
     tried: Counter[int] = Counter()

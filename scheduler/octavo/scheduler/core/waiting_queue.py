@@ -143,7 +143,7 @@ class WaitingQueue:
 
         Groups for which `has_place` returns False are passed over.
         """
-        return islice(filter(has_place, self), limit)
+        return islice(filter(has_place, self), limit) if self else iter(())
 
     def has_run_before(self, group: RequestGroup) -> bool:
         """Tells whether a waiting group has run and lost its blocks."""

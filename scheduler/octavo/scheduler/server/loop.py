@@ -158,6 +158,8 @@ class SchedulerShell:
         self._departure = departure
         self._looks_at: list[float] = []
         self._after_turn = after_turn
+        # Messages to frontends, which leave together at the end of a turn.
+        self._for_frontends: list[SendToFrontend] = []
 
     async def run(self) -> None:
         """Serves until cancelled."""
@@ -176,6 +178,7 @@ class SchedulerShell:
     def handle(self, event: Event) -> None:
         """Takes in an event that did not come through a socket; what follows from it is planned at the next turn."""
         self._handle(event, self.now())
+        self._send_to_frontends()
 
     def turn(self) -> None:
         """Takes in all that has arrived, looks at the clock, then plans."""
@@ -194,6 +197,7 @@ class SchedulerShell:
             self._handle(Tick(), now)
         self._record(Scheduled(now))
         self._perform(self.core.schedule(now), now)
+        self._send_to_frontends()
         if self._after_turn is not None:
             self._after_turn()
 
@@ -306,9 +310,8 @@ class SchedulerShell:
     def _perform(self, effects: list[Effect], now: float) -> None:
         for effect in effects:
             match effect:
-                case SendToFrontend(frontend_id, message):
-                    # A frontend that cannot be reached asks again, or its lease runs out.
-                    self._frontends.send(frontend_id, message)
+                case SendToFrontend():
+                    self._for_frontends.append(effect)
                 case SendToReplica(replica_id, message):
                     self._send_to_replica(replica_id, message, now)
                 case FrontendLost(frontend_id):
@@ -334,6 +337,14 @@ class SchedulerShell:
             "; ".join(describe(found) for found in explain(self.core.state, self.core.policy, request_id, now))
             or f"{request_id} is its own"
         )
+
+    def _send_to_frontends(self) -> None:
+        """Sends what has gathered, behind the plans: workers wait for those, and the thread that writes to sockets is
+        woken once for both."""
+        messages, self._for_frontends = self._for_frontends, []
+        for each in messages:
+            # A frontend that cannot be reached asks again, or its lease runs out.
+            self._frontends.send(each.frontend_id, each.message)
 
     def _send_to_replica(self, replica_id: int, message: ToWorker, now: float) -> None:
         if isinstance(message, StepPlan):

@@ -125,7 +125,9 @@ def separate(replica: Replica, step: OutstandingStep, failed: list[SequenceFailu
     """
     ended: dict[SequenceGroup, SequenceFailure] = {}
     victims: dict[SequenceGroup, SequenceFailure] = {}
-    members = _live_members(step) if failed else {}
+    if not failed:
+        return Failures(ended, victims, [])
+    members = _live_members(step)
     for failure in failed:
         group, sequence = members.get(failure.sequence_id, (None, None))
         is_victim = False
@@ -136,7 +138,7 @@ def separate(replica: Replica, step: OutstandingStep, failed: list[SequenceFailu
         # A sequence that has been aborted, or failed in the step before, is no longer a member.
         if group is not None:
             (victims if is_victim else ended).setdefault(group, failure)
-    skipped = _withdraw_skipped(replica, step, (failure.sequence_id for failure in failed)) if failed else []
+    skipped = _withdraw_skipped(replica, step, (failure.sequence_id for failure in failed))
     return Failures(
         ended,
         {group: failure for group, failure in victims.items() if group not in ended},
