@@ -114,10 +114,11 @@ async def test_a_request_that_ends_just_before_a_sequence_of_it_is_read_to_its_e
     events = frontend.generation.generate(dataclasses.replace(request, stop_strings=(text[:3],)))
     assert isinstance((await anext(events)).event, RequestStarted)
 
-    async def take(turns: Turns) -> None:
+    def take_now(turns: Turns) -> bool:
         frontend.generation.abort("mine")
+        return True
 
-    monkeypatch.setattr(Turns, "take", take)
+    monkeypatch.setattr(Turns, "take_now", take_now)
     with pytest.raises(Aborted):
         [event async for event in events]
 

@@ -258,7 +258,11 @@ class SchedulerClient:
         self._send(self._session.receive(message, time.monotonic()))
         if self._session.refused is not None:
             raise SchedulerRefused(self._session.refused)
-        self._announce(is_news=not isinstance(message, Deltas | Notices))
+        # Tokens and notices tell no more than that the scheduler is there.
+        if not isinstance(message, Deltas | Notices):
+            self._announce(is_news=True)
+        elif self._announced is not SchedulerAvailability.READY:
+            self._announce(is_news=False)
 
     def _drop(self, error: WireError) -> None:
         self.dropped_messages += 1

@@ -96,7 +96,7 @@ class Answer:
         events: list[Event] = [*notices]
         self.behind, self.ended_here = False, []
         if self._has_begun:
-            events += self._news()
+            self._take_news(events)
             if self.finished:
                 events.append(self.usage())
         elif self.journal.begun:
@@ -136,23 +136,26 @@ class Answer:
             prompt_logprobs=journal.prompt_logprobs or [],
         )
 
-    def _news(self) -> Iterator[Event]:
+    def _take_news(self, events: list[Event]) -> None:
+        """Takes the new tokens of all sequences, and adds what is due to `events`."""
         for index, (sequence, completion) in enumerate(zip(self.journal.sequences, self._completions, strict=True)):
             if not completion.finished:
-                yield from self._grown(index, sequence, completion)
+                self._take_tokens(index, sequence, completion, events)
         if self._is_ranked and self.finished:
             for place, index in enumerate(self._best()):
-                yield from self._whole(place, index)
+                events += self._whole(place, index)
 
-    def _grown(self, index: int, sequence: SequenceJournal, completion: SequenceText) -> Iterator[Event]:
-        """Takes one sequence's new tokens; yields the events that are due of a sequence that is not ranked."""
+    def _take_tokens(
+        self, index: int, sequence: SequenceJournal, completion: SequenceText, events: list[Event]
+    ) -> None:
+        """Takes one sequence's new tokens; adds what is due of a sequence that is not ranked to `events`."""
         start, there = completion.num_tokens, len(sequence.token_ids)
         if there > start:
             part = slice(start, start + min(MAX_PIECE_TOKENS, self._most_tokens))
             piece = completion.feed(sequence.token_ids[part], sequence.logprobs[part], index)
             self.num_tokens += completion.num_tokens - start
             if self._request.incremental and not self._is_ranked:
-                yield piece
+                events.append(piece)
             else:
                 completion.keep(piece, self._most_tokens)
         if completion.finished:
@@ -160,7 +163,7 @@ class Answer:
             if not sequence.complete:
                 self.ended_here.append(index)
             if not self._is_ranked:
-                yield from self._whole(index, index)
+                events += self._whole(index, index)
         elif completion.num_tokens < there:
             self.behind = True
         elif sequence.ended:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import logging
 import math
 import secrets
@@ -135,33 +136,26 @@ class Generation:
         sizes = [(use.block_size, use.num_blocks) for use in status.load.blocks] if status.load else []
         return max(sizes, key=math.prod, default=(status.block_size, 0))
 
-    async def generate(
+    def generate(
         self, request: GenerationRequest, caller: Caller = ANYBODY, deadline: float | None = None
     ) -> AsyncGenerator[Emitted]:
-        """Runs a request and yields its events. `deadline` is a time of the event loop's clock.
+        """Returns an iterator that runs a request from its first step on, and yields the events. `deadline` is a time
+        of the event loop's clock.
 
-        Raises `ServiceError`. Closing the iterator aborts the request, unless it may run on without a reader.
+        The iterator raises `ServiceError`. Closing it aborts the request, unless that may run on without a reader.
         """
-        running = self._admit(request, caller)
-        self._registry.add(running, deadline)
-        # In a task of its own, for the reader may go away and another come meanwhile.
-        running.preparing = asyncio.create_task(self._prepare(running))
-        async with contextlib.aclosing(self._registry.read(running)) as events:
-            async for emitted in events:
-                yield emitted
+        return self._registry.read(functools.partial(self._begin, request, caller, deadline))
 
-    async def attach(
+    def attach(
         self, request_id: str, after: int, caller: Caller = ANYBODY, deadline: float | None = None
     ) -> AsyncGenerator[Emitted]:
-        """Yields the events of a request after the offset `after`; events that were sent before come again unchanged.
+        """Returns the events of a request after the offset `after`; events that were sent before come again unchanged.
 
-        The call takes over from an earlier reader. `deadline` ends the reading, not the request. Raises
-        `ServiceError`. Closing the iterator is the same as closing that of `generate`.
+        The iterator takes over from an earlier reader. `deadline` ends the reading, not the request. It raises
+        `ServiceError`. Closing it is the same as closing that of `generate`.
         """
-        running = self._registry.find(request_id, caller, after)
-        async with contextlib.aclosing(self._registry.read(running, after, deadline)) as events:
-            async for emitted in events:
-                yield emitted
+        find = functools.partial(self._registry.find, request_id, caller, after)
+        return self._registry.read(find, after, deadline)
 
     def request_of(self, request_id: str, caller: Caller = ANYBODY) -> GenerationRequest:
         """Returns the caller's request with that id. Raises `NotFound`."""
@@ -253,6 +247,14 @@ class Generation:
             yield
         finally:
             ticket.release()
+
+    def _begin(self, request: GenerationRequest, caller: Caller, deadline: float | None) -> RunningRequest:
+        """Admits a request, and prepares it in a task of its own, for its reader may go away and another come
+        meanwhile."""
+        running = self._admit(request, caller)
+        self._registry.add(running, deadline)
+        running.preparing = asyncio.create_task(self._prepare(running))
+        return running
 
     def _admit(self, request: GenerationRequest, caller: Caller) -> RunningRequest:
         """Checks a request by its form, books its work, and counts it as arrived, or as refused."""

@@ -45,10 +45,17 @@ class Turns:
         """Notes that a call was taken in."""
         self._came_at = self._now()
 
+    def take_now(self) -> bool:
+        """Takes room for one piece of work if there is any in this turn of the event loop; returns whether there
+        was."""
+        if self._waiting or self._taken >= self._most():
+            return False
+        self._count(1)
+        return True
+
     async def take(self) -> None:
         """Returns when there is room for one piece of work: at once, or in a later turn of the event loop."""
-        if not self._waiting and self._taken < self._most():
-            self._count(1)
+        if self.take_now():
             return
         future = asyncio.get_running_loop().create_future()
         self._waiting.append(future)

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
 
 from octavo.frontend.errors import (
@@ -19,7 +19,7 @@ from octavo.frontend.request.events import Emitted
 from octavo.frontend.request.request import Caller
 from octavo.frontend.scheduler.pool import Listing, SchedulerPool
 from octavo.frontend.stream.pacing import Turns, slow_reader
-from octavo.frontend.stream.running import RunningRequest
+from octavo.frontend.stream.running import Reader, RunningRequest
 
 
 class RequestBook:
@@ -118,29 +118,29 @@ class Registry:
         running.deadline = loop.call_at(until, self._end_late, running)
 
     async def read(
-        self, running: RunningRequest, after: int = 0, deadline: float | None = None
+        self, begin: Callable[[], RunningRequest], after: int = 0, deadline: float | None = None
     ) -> AsyncGenerator[Emitted]:
-        """Yields the events of a request after the offset `after`.
+        """Yields the events after the offset `after` of the request that `begin` returns, which is called with the
+        first step of the iterator.
 
         `deadline` ends the reading. Closing the iterator leaves the request without a reader.
         """
         loop = asyncio.get_running_loop()
-        news = running.take()
+        running = begin()
+        reader = running.take()
         running.keep()
-        late = asyncio.Event()
-        timer = None if deadline is None else loop.call_at(deadline, _set_both, late, news)
+        timer = None if deadline is None else loop.call_at(deadline, reader.end, too_late())
         sent, handed_at = running.sent_after(after), loop.time()
         try:
-            while (events := await self._next(running, news, sent)) is not None:
-                _check_time(late)
+            while (events := await self._next(running, reader, sent)) is not None:
                 for emitted in events:
                     handed_at = loop.time()
                     yield emitted
-                    running.check(news)
-                    _check_time(late)
+                    if reader.over:
+                        raise reader.over
             self.end(running, None)
         except GeneratorExit:
-            self._check_pace(running, news, loop.time() - handed_at)
+            self._check_pace(running, reader, loop.time() - handed_at)
             raise
         except Exception as error:
             self._note(running, error)
@@ -148,7 +148,7 @@ class Registry:
         finally:
             if timer:
                 timer.cancel()
-            if running.is_read_by(news):
+            if running.is_read_by(reader):
                 self._left(running)
 
     def end(self, running: RunningRequest, error: ServiceError | None) -> None:
@@ -167,18 +167,21 @@ class Registry:
             self.end(running, Unavailable(Reason.DRAINING, message))
 
     async def _next(
-        self, running: RunningRequest, news: asyncio.Event, sent: Iterator[list[Emitted]]
+        self, running: RunningRequest, reader: Reader, sent: Iterator[list[Emitted]]
     ) -> list[Emitted] | None:
         """Returns the next events, maybe none; None after the last. Events of `sent` come first."""
         for events in sent:
             await asyncio.sleep(0)
-            running.check(news)
+            if reader.over:
+                raise reader.over
             return events
         if running.finished:
             return None
-        await running.wait(news)
-        await self._turns.take()
-        running.check(news)
+        await running.wait(reader)
+        if not self._turns.take_now():
+            await self._turns.take()
+            if reader.over:
+                raise reader.over
         return self._advance(running)
 
     def _advance(self, running: RunningRequest) -> list[Emitted]:
@@ -205,10 +208,10 @@ class Registry:
         elif running.failure:
             self.end(running, running.failure)
 
-    def _check_pace(self, running: RunningRequest, news: asyncio.Event, taken_s: float) -> None:
+    def _check_pace(self, running: RunningRequest, reader: Reader, taken_s: float) -> None:
         """Ends a request without grace if its client took too long for an event, with the error for slow readers."""
         limit_s = self.timeouts.stall_timeout_s
-        if taken_s >= limit_s and not self._grace_s(running) and running.is_read_by(news):
+        if taken_s >= limit_s and not self._grace_s(running) and running.is_read_by(reader):
             self.end(running, slow_reader(limit_s))
 
     def _left(self, running: RunningRequest) -> None:
@@ -223,10 +226,10 @@ class Registry:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _run_on(self, running: RunningRequest, news: asyncio.Event) -> None:
+    async def _run_on(self, running: RunningRequest, reader: Reader) -> None:
         """Reads a request without a reader, so that its end is noticed, until a reader takes over."""
         try:
-            while await self._next(running, news, iter(())) is not None:
+            while await self._next(running, reader, iter(())) is not None:
                 pass
             self.end(running, None)
         except Exception as error:
@@ -255,17 +258,6 @@ class Registry:
         # Ends `_run_on`, if that reads the request.
         running.take()
         running.ticket.release()
-
-
-def _set_both(late: asyncio.Event, news: asyncio.Event) -> None:
-    late.set()
-    news.set()
-
-
-def _check_time(late: asyncio.Event) -> None:
-    """Raises `DeadlineExceeded` once `late` is set."""
-    if late.is_set():
-        raise too_late()
 
 
 def too_late() -> DeadlineExceeded:

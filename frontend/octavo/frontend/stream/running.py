@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from octavo.frontend.access.admission import Ticket
 from octavo.frontend.errors import Aborted, Reason, ServiceError
-from octavo.frontend.request.events import Emitted, RequestNotice, RequestStarted, SequenceFinished
+from octavo.frontend.request.events import Emitted, Event, RequestNotice, RequestStarted, SequenceFinished, TextDelta
 from octavo.frontend.request.request import Caller, GenerationRequest
 from octavo.frontend.scheduler.journal import Journal
 from octavo.frontend.stream.answer import Answer
@@ -15,19 +15,28 @@ from octavo.runtime.telemetry.tracing import Span
 from octavo.wire.requests import NoticeKind
 
 
-def _fresh_news() -> asyncio.Event:
-    news = asyncio.Event()
-    news.set()
-    return news
+class Reader(asyncio.Event):
+    """Is the right to read the events of a request, and set whenever there is news. `over` is the error that ended the
+    right, if any."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.over: ServiceError | None = None
+        self.set()
+
+    def end(self, error: ServiceError) -> None:
+        """Ends the right, and wakes who has it; the first error stays."""
+        self.over = self.over or error
+        self.set()
 
 
 @dataclass(eq=False, slots=True)
 class RunningRequest:
     """Holds one admitted request: who asked for what, who reads its events, what is reported of it, and how it ended.
 
-    One reads at a time. The right to read is the latest event that `take` has returned: it is set whenever there is
-    news. The `answer` is there once the request is prepared. `failure` is the error that ended the request, if any.
-    Once the request has `ended` its outcome is known; events that were sent can be read for as long as it is kept.
+    One reads at a time: who has the `Reader` that `take` has returned last. The `answer` is there once the request is
+    prepared. `failure` is the error that ended the request, if any. Once the request has `ended` its outcome is known;
+    events that were sent can be read for as long as it is kept.
     """
 
     request: GenerationRequest
@@ -47,7 +56,7 @@ class RunningRequest:
     preparing: "asyncio.Task[None] | None" = None
     # When the latest of the tokens came that were reported.
     _last_token_at: float | None = None
-    _news: asyncio.Event = field(default_factory=_fresh_news)
+    _reader: Reader = field(default_factory=Reader)
     _notices: dict[NoticeKind, RequestNotice] = field(default_factory=dict)
 
     @property
@@ -96,29 +105,23 @@ class RunningRequest:
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
-    def take(self) -> asyncio.Event:
+    def take(self) -> Reader:
         """Returns the right to read, for a new reader, and ends that of the earlier one. The first wait returns at
         once."""
-        earlier, self._news = self._news, _fresh_news()
-        earlier.set()
-        return self._news
+        earlier, self._reader = self._reader, Reader()
+        earlier.end(Aborted(Reason.SUPERSEDED, "another reader has taken over the events of this request"))
+        return self._reader
 
-    def is_read_by(self, news: asyncio.Event) -> bool:
-        """Tells whether `news` is still the latest right to read."""
-        return self._news is news
+    def is_read_by(self, reader: Reader) -> bool:
+        """Tells whether `reader` is still the latest right to read."""
+        return self._reader is reader
 
-    def check(self, news: asyncio.Event) -> None:
-        """Raises `Aborted` if another reader has taken over."""
-        if self._news is not news:
-            raise Aborted(Reason.SUPERSEDED, "another reader has taken over the events of this request")
-
-    async def wait(self, news: asyncio.Event) -> None:
+    async def wait(self, reader: Reader) -> None:
         """Returns once there was news since the last call. Raises the error that ended the reading or the request."""
-        await news.wait()
-        self.check(news)
-        if self.failure:
-            raise self.failure
-        news.clear()
+        await reader.wait()
+        if error := reader.over or self.failure:
+            raise error
+        reader.clear()
 
     def take_notices(self) -> list[RequestNotice]:
         """Returns the notices since the last call, in order."""
@@ -131,7 +134,7 @@ class RunningRequest:
 
     def notify(self) -> None:
         """Wakes the reader, for there is news."""
-        self._news.set()
+        self._reader.set()
 
     def tell(self, notice: RequestNotice) -> None:
         """Keeps a notice for the reader, the latest of each kind, and wakes the reader."""
@@ -155,18 +158,23 @@ class RunningRequest:
     def report_events(self, events: Sequence[Emitted], num_tokens: int) -> None:
         """Reports the `events` that were made, and `num_tokens` generated tokens that were taken with them."""
         for emitted in events:
-            match emitted.event:
-                case RequestStarted():
-                    self._report_start()
-                case SequenceFinished(reason):
-                    self.observer.sequence_finished(reason)
-                case RequestNotice(kind):
-                    self.span.event(kind.value)
+            # Nearly all bring tokens, which are reported together.
+            if not isinstance(emitted.event, TextDelta):
+                self._report(emitted.event)
         if num_tokens:
             now, before = self.journal.last_token_at, self._last_token_at
             self.observer.tokens(num_tokens, None if now is None or before is None else now - before)
             self._last_token_at = now
             self.ticket.progress(num_tokens)
+
+    def _report(self, event: Event) -> None:
+        match event:
+            case RequestStarted():
+                self._report_start()
+            case SequenceFinished(reason):
+                self.observer.sequence_finished(reason)
+            case RequestNotice(kind):
+                self.span.event(kind.value)
 
     def _report_end(self, error: ServiceError | None) -> None:
         answer, done = self.answer, 0
