@@ -255,14 +255,19 @@ class SchedulerClient:
         except WireError as error:
             self._drop(error)
             return
-        self._send(self._session.receive(message, time.monotonic()))
+        now = time.monotonic()
+        self._send(self._session.receive(message, now))
         if self._session.refused is not None:
             raise SchedulerRefused(self._session.refused)
-        # Tokens and notices tell no more than that the scheduler is there.
-        if not isinstance(message, Deltas | Notices):
-            self._announce(is_news=True)
-        elif self._announced is not SchedulerAvailability.READY:
-            self._announce(is_news=False)
+        if (
+            isinstance(message, Deltas | Notices)
+            and message.epoch == self._session.epoch
+            and self._announced is SchedulerAvailability.READY
+        ):
+            # Tokens are most of what comes, and tell only that the scheduler is still there.
+            self._ready_at = now
+        else:
+            self._announce(is_news=not isinstance(message, Deltas | Notices))
 
     def _drop(self, error: WireError) -> None:
         self.dropped_messages += 1
