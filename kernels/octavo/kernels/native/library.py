@@ -4,7 +4,7 @@ import ctypes
 import functools
 import os
 import re
-from ctypes import POINTER, c_char_p, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,6 +131,8 @@ def _declare(library: ctypes.CDLL) -> None:
         ),
         ("octavo_plan", None, [POINTER(structs.GroupStep), c_int64, c_int64, c_int64, c_void_p, c_void_p]),
         ("octavo_argmax", None, [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int32]),
+        ("octavo_weigh", None, [c_void_p, c_int64, c_int64, *[c_void_p] * 4, c_int32]),
+        ("octavo_softcap", None, [c_void_p, c_int64, c_float, c_int32]),
         ("octavo_move_blocks", None, [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int32]),
         ("octavo_run", None, [POINTER(structs.Run)]),
     ):

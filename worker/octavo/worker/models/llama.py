@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from octavo.kernels.native.library import NativeUnavailable, find
+from octavo.kernels.native.sampling import softcap
 from octavo.kernels.quantized import Quantized
 from octavo.worker.loading.tensor_file import TensorPart
 from octavo.worker.loading.weights import WeightSource
@@ -314,8 +316,16 @@ class LlamaModel:
         if self.logits_scale != 1.0:
             logits = logits.mul_(self.logits_scale)
         if self.final_softcap:
-            logits = logits.div_(self.final_softcap).tanh_().mul_(self.final_softcap)
+            logits = _softcapped(logits, self.final_softcap)
         return logits
+
+
+def _softcapped(logits: Tensor, cap: float) -> Tensor:
+    """Bounds `logits` in place; Octavo's own kernel gives the same bits on every instruction set."""
+    library = find()
+    if logits.device.type == "cpu" and logits.is_contiguous() and not isinstance(library, NativeUnavailable):
+        return softcap(library, logits, cap)
+    return logits.div_(cap).tanh_().mul_(cap)
 
 
 def _angles_of(layer: DecoderLayer, angles: dict[RotaryTable, Angles]) -> Angles | None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from octavo.worker.sampling.rng import uniforms
-from octavo.worker.sampling.row_reductions import SPAN, argmax, largest, span_masses, total_mass
+from octavo.worker.sampling.row_reductions import SPAN, argmax, largest, total_weight, weights
 from octavo.worker.sequences import Chooser
 
 Floats = npt.NDArray[np.float32]
@@ -51,7 +51,7 @@ class RankedRow:
     def __init__(self, scaled: Floats) -> None:
         self._scaled = scaled
         self._buckets: Ids = np.minimum(scaled * -_BUCKETS_PER_NAT, _NUM_BUCKETS - 1).astype(np.int64)
-        self._masses: Masses = np.exp(scaled, dtype=np.float64)
+        self._masses: Masses = _exponentials(torch.from_numpy(scaled)[None])[0].numpy()
         # The mass of each bucket together with all buckets before it.
         self._ends: Masses = np.bincount(self._buckets, weights=self._masses).cumsum()
 
@@ -181,30 +181,31 @@ def _uniforms(rows: Rows) -> Tensor:
 
 def _scaled(logits: Tensor, rows: Rows) -> Tensor:
     """Returns [rows, n]: `logits` of these rows less the largest of each row, divided by the temperatures."""
+    return (logits - rows.largest[:, None]).div_(_divisors(rows)[:, None])
+
+
+def _divisors(rows: Rows) -> Tensor:
+    """Returns the temperatures, [rows] fp32. One that fp32 rounds to 0 would make 0 / 0 of the largest logit."""
     temperatures = torch.tensor([chooser.sampling.temperature for chooser in rows.choosers], dtype=torch.float32)
-    # One that fp32 rounds to 0 would make 0 / 0 of the largest logit.
-    divisors = temperatures.clamp_min_(torch.finfo(torch.float32).tiny).to(logits.device)
-    return (logits - rows.largest[:, None]).div_(divisors[:, None])
+    return temperatures.clamp_min_(torch.finfo(torch.float32).tiny).to(rows.logits.device)
 
 
-def _probabilities(rows: Rows) -> Tensor:
-    """Returns the probabilities before any cut, [rows, vocab_size] fp32."""
-    is_neutral = all(chooser.sampling.temperature == 1 for chooser in rows.choosers)
-    # The same either way: softmax itself takes the largest off first.
-    return (rows.logits if is_neutral else _scaled(rows.logits, rows)).softmax(dim=-1)
+def _exponentials(scaled: Tensor) -> Tensor:
+    """Returns [rows, n] fp64: e to the power of each of `scaled`, none of which is above 0."""
+    ends = scaled.new_zeros(len(scaled))
+    return weights(scaled, ends, ends + 1)[0].double()
 
 
 def _pick_any(rows: Rows, uniform: Tensor) -> Tensor:
     """Draws [rows] token ids from the whole vocabulary, in two levels: first the span of ids, then the id in it."""
-    probabilities = _probabilities(rows)
-    masses = span_masses(probabilities)
+    likelihoods, masses = weights(rows.logits, rows.largest, _divisors(rows))
     cumulative = masses.cumsum(dim=-1)
     target = uniform * cumulative[:, -1:]
     span = _invert(masses, target)
     before = cumulative.gather(1, span) - masses.gather(1, span)
     tokens = span * SPAN + torch.arange(SPAN, device=span.device)
-    size = probabilities.shape[1]
-    inside = probabilities.gather(1, tokens.clamp_max(size - 1)).masked_fill_(tokens >= size, 0).double()
+    size = likelihoods.shape[1]
+    inside = likelihoods.gather(1, tokens.clamp_max(size - 1)).masked_fill_(tokens >= size, 0).double()
     return (span * SPAN + _invert(inside, target - before)).squeeze(1)
 
 
@@ -235,7 +236,7 @@ def _cuts(rows: Rows) -> _Cuts:
     open_rows = [row for row, each in enumerate(params) if not (0 < each.top_k < size or each.min_p)]
     if open_rows:
         part = rows.only(open_rows)
-        whole[open_rows] = total_mass(_probabilities(part), part.argmax)
+        whole[open_rows] = total_weight(part.logits, part.largest, _divisors(part))
     top_k = torch.tensor([[each.top_k or size] for each in params], device=device)
     least = torch.tensor([[log(each.min_p) if each.min_p else -inf] for each in params], dtype=torch.float32)
     top_p = torch.tensor([[each.top_p] for each in params], dtype=torch.float64)
@@ -251,7 +252,7 @@ def _among(scaled: Tensor, tokens: Tensor, cuts: _Cuts, uniform: Tensor, vocab_s
     """
     count, beyond = scaled.shape[1], scaled[:, -1:]
     within = (torch.arange(count, device=scaled.device) < cuts.top_k) & (scaled >= cuts.least)
-    masses = scaled.double().exp() * within
+    masses = _exponentials(scaled) * within
     cumulative = masses.cumsum(dim=-1)
     whole = torch.where(cuts.whole < inf, cuts.whole, cumulative[:, -1:])
     kept = within & (cumulative - masses < cuts.top_p * whole)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from octavo.wire.sampling import Logprobs
 from octavo.wire.steps import PromptLogprobs, SequenceFailure
-from octavo.worker.sampling.row_reductions import argmax, largest, total_mass
+from octavo.worker.sampling.row_reductions import argmax, largest, logarithms, total_weight
 from octavo.worker.step.batch import PromptSpan
 from octavo.worker.step.failures import not_finite
 
@@ -57,10 +57,10 @@ def log_norms(logits: Tensor) -> tuple[Tensor, Tensor]:
 
     Raises `NotFiniteError`.
     """
-    top, token = argmax(logits)
+    top, _ = argmax(logits)
     if not torch.isfinite(top).all():
         raise NotFiniteError("no logprobs: the model gave logits that are not finite")
-    return top[:, None], total_mass(logits.softmax(dim=-1), token).log().float()
+    return top[:, None], logarithms(total_weight(logits, top, torch.ones_like(top))).float()
 
 
 def listed(tokens: Tensor, logprobs: Tensor, counts: list[int]) -> list[tuple[list[int], list[float]]]:

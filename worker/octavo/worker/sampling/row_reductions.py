@@ -1,18 +1,18 @@
-"""Reductions over rows of logits or probabilities: largest values, argmax, and sums in double precision."""
+"""Reductions over rows of logits: largest values, argmax, and likelihoods with their sums in double precision."""
 
+import math
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from octavo.kernels.native.argmax import argmax as native_argmax
 from octavo.kernels.native.library import NativeUnavailable, find
+from octavo.kernels.native.sampling import SPAN as SPAN
+from octavo.kernels.native.sampling import weigh
 
 # The number of neighbouring ids whose largest is found together.
 _SPAN = 256
-
-
-# Ids whose probabilities are first summed together, in fp32. (One long sum would be less exact, and added up in another
-# order for a single row than for several.)
-SPAN = 256
 
 
 def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,22 +127,46 @@ def _ranking(values: Tensor) -> Tensor:
     return (ordered.long() << 32) + torch.arange(size - 1, -1, -1, device=values.device)
 
 
-def span_masses(probabilities: Tensor) -> Tensor:
-    """Returns [rows, spans] fp64: the sums over every `SPAN` consecutive ids of `probabilities` ([rows, vocab_size]
-    fp32)."""
-    rows, size = probabilities.shape
-    whole = size // SPAN * SPAN
-    sums = probabilities[:, :whole].view(rows, size // SPAN, SPAN).sum(dim=-1)
-    if whole < size:
-        sums = torch.cat((sums, probabilities[:, whole:].sum(dim=-1, keepdim=True)), dim=1)
-    return sums.double()
+def weights(logits: Tensor, largest: Tensor, divisors: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns e^((logit - largest) / divisor) of each of `logits`, [rows, n] fp32, and its sums over every `SPAN`
+    neighbours, [rows, spans] fp64.
 
-
-def total_mass(probabilities: Tensor, argmax: Tensor) -> Tensor:
-    """Returns [rows, 1] fp64: the mass of all tokens in units of the mass of each row's `argmax` token ([rows]).
-
-    `probabilities` ([rows, vocab_size] fp32) is torch's softmax of the row.
+    No logit is above its row's `largest`; `largest` and `divisors` are [rows] fp32. Octavo's own kernel gives the same
+    bits on every instruction set. (One long sum would be less exact, and torch adds it up in another order for a single
+    row than for several.)
     """
-    # Softmax divided them by a long sum in fp32, which is not exact; the largest one tells by which.
-    whole = span_masses(probabilities).cumsum(dim=-1)[:, -1:]
-    return whole / probabilities.gather(1, argmax[:, None]).double()
+    library = find()
+    if logits.device.type == "cpu" and not isinstance(library, NativeUnavailable):
+        return weigh(library, logits.contiguous(), largest.contiguous(), divisors.contiguous())
+    found = (logits - largest[:, None]).div_(divisors[:, None]).exp_()
+    rows, size = found.shape
+    whole = size // SPAN * SPAN
+    sums = found[:, :whole].view(rows, size // SPAN, SPAN).sum(dim=-1)
+    if whole < size:
+        sums = torch.cat((sums, found[:, whole:].sum(dim=-1, keepdim=True)), dim=1)
+    return found, sums.double()
+
+
+def total_weight(logits: Tensor, largest: Tensor, divisors: Tensor) -> Tensor:
+    """Returns [rows, 1] fp64: the sum of all of a row's `weights`, one after the other."""
+    return weights(logits, largest, divisors)[1].cumsum(dim=-1)[:, -1:]
+
+
+# The logarithm of an m between sqrt(1/2) and sqrt(2) is a series in (m - 1) / (m + 1); what is left out is below a
+# double's last bit.
+_LOGARITHM = tuple(2.0 / (2 * n + 1) for n in range(11))
+
+
+def logarithms(values: Tensor) -> Tensor:
+    """Returns the natural logarithms of `values` (fp64, positive and finite), on a CPU the same bits on every one:
+    products, sums and quotients, one by one."""
+    if values.device.type != "cpu":
+        return values.log()
+    mantissas, exponents = np.frexp(values.numpy())
+    low = mantissas < math.sqrt(0.5)
+    mantissas, exponents = np.where(low, 2 * mantissas, mantissas), exponents - low
+    ratio = (mantissas - 1.0) / (mantissas + 1.0)
+    square, series = ratio * ratio, np.full_like(ratio, _LOGARITHM[-1])
+    for factor in reversed(_LOGARITHM[:-1]):
+        series = series * square + factor
+    return torch.from_numpy(series * ratio + exponents * math.log(2))

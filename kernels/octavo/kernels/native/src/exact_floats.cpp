@@ -1,6 +1,7 @@
 // What computes the same bits on every instruction set, of floats alone: compiled as exact.cpp is, but not again where an
 // instruction set adds only instructions for whole numbers or bfloat16.
 #include "attention.h"
+#include "sampling.h"
 #include "small_ops.h"
 #include "variant.h"
 
@@ -19,6 +20,6 @@ void attend(const Attention& op, const void* x, void* y, const GroupStep& step, 
 }  // namespace
 
 extern const ExactFloats kExactFloats;
-const ExactFloats kExactFloats = {norm_rows<float>, rope_write_rows<float>, attend};
+const ExactFloats kExactFloats = {norm_rows<float>, rope_write_rows<float>, attend, weigh_span, softcap_span};
 
 }  // namespace octavo::OCTAVO_VARIANT

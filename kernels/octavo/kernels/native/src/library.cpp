@@ -150,6 +150,26 @@ OCTAVO_EXPORT void octavo_argmax(const float* logits, int64_t rows, int64_t size
   chosen->argmax(logits, rows, size, values, tokens, threads);
 }
 
+// To `weights`, [rows, size], e^((logit - largest) / divisor) of each of `logits`, none of which is above its row's `largest`;
+// to `sums`, [rows, spans], the weights of every kWeightSpan neighbours added up.
+OCTAVO_EXPORT void octavo_weigh(const float* logits, int64_t rows, int64_t size, const float* largest,
+                                const float* divisors, float* weights, double* sums, int32_t threads) {
+  const int64_t spans = (size + kWeightSpan - 1) / kWeightSpan;
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (int64_t unit = 0; unit < rows * spans; unit++) {
+    const int64_t row = unit / spans, first = unit % spans * kWeightSpan, place = row * size + first;
+    sums[unit] = exact->floats->weigh(logits + place, largest[row], divisors[row], weights + place,
+                              std::min(kWeightSpan, size - first));
+  }
+}
+
+// cap * tanh(logit / cap) of `count` logits, in place.
+OCTAVO_EXPORT void octavo_softcap(float* logits, int64_t count, float cap, int32_t threads) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (int64_t first = 0; first < count; first += kWeightSpan)
+    exact->floats->softcap(logits + first, cap, std::min(kWeightSpan, count - first));
+}
+
 // Copies `num_moves` blocks of `block_bytes`, from block moves[2 i] of the source to block moves[2 i + 1] of the target. No
 // source block may be a target.
 OCTAVO_EXPORT void octavo_move_blocks(const char* source, char* target, const int64_t* moves, int64_t num_moves,

@@ -100,6 +100,9 @@ struct GroupStep {
   int64_t num_units, table_stride, block_size, window;
 };
 
+// The logits that are weighed together, and whose weights are first added up together, in fp32.
+constexpr int64_t kWeightSpan = 256;
+
 enum OpKind : int32_t { kLinear = 0, kNorm = 1, kRopeWrite = 2, kAttention = 3, kQuantize = 4, kQuantizedLinear = 5 };
 
 // Elements from `offset` on in each row of a buffer.

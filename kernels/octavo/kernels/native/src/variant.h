@@ -15,6 +15,11 @@ struct ExactFloats {
   // Over a cache of floats.
   void (*attend_unit)(const Attention& op, const void* x, void* y, const GroupStep& step, const LayerCache& cache,
                       const Unit& unit, float* room);
+  // To `weights`, e^((logit - largest) / divisor) of at most kWeightSpan logits, none of which is above `largest`. Gives
+  // their sum.
+  float (*weigh)(const float* logits, float largest, float divisor, float* weights, int64_t size);
+  // cap * tanh(logit / cap), in place.
+  void (*softcap)(float* logits, float cap, int64_t size);
 };
 
 struct Exact {
