@@ -15,8 +15,8 @@ import pytest
 from octavo.frontend.errors import Broken, InvalidRequest, Reason, Unavailable
 from octavo.frontend.request.chat import Chat, ChatMessage
 from octavo.frontend.request.request import Constraint, ConstraintKind
-from octavo.frontend.text.pool import AT_ONCE_CHARACTERS, SHORT_BYTES, TextPool
-from octavo.frontend.text.tasks import TextSetup
+from octavo.frontend.text.pool import AT_ONCE_CHARACTERS, SHORT_BYTES, TextPool, TextWorker
+from octavo.frontend.text.tasks import Answer, Compile, Grammar, Loaded, LoadVocabulary, Task, TextSetup
 from octavo.frontend.text.tokenizer import ModelTokenizer
 from octavo.testbed.tiny_model import write_byte_model
 
@@ -180,6 +180,28 @@ async def test_a_grammar_that_is_known_is_not_made_again(pool: TextPool) -> None
     os.kill(pid, signal.SIGKILL)
     assert await pool.compile(constraint) == grammar
     assert pool.pids == [pid]
+
+
+async def test_the_first_grammar_waits_for_a_vocabulary_however_long_a_task_may_take(
+    tokenizer: ModelTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Task] = []
+
+    async def ask(worker: TextWorker, task: Task) -> Answer:
+        asked.append(task)
+        if isinstance(task, LoadVocabulary):
+            await asyncio.sleep(0.5)
+            return Loaded()
+        return Grammar("start: DIGIT")
+
+    monkeypatch.setattr(TextWorker, "ask", ask)
+    pool = TextPool(tokenizer, processes=1, timeout_s=0.2)
+    constraints = [Constraint(ConstraintKind.REGEX, text) for text in ("1", "2")]
+    try:
+        assert [await pool.compile(each) for each in constraints] == ["start: DIGIT"] * 2
+    finally:
+        pool.close()
+    assert asked == [LoadVocabulary(), *(Compile(each) for each in constraints)]
 
 
 async def test_closing_leaves_no_process(tokenizer: ModelTokenizer) -> None:

@@ -18,11 +18,13 @@ from octavo.frontend.request.chat import Chat
 from octavo.frontend.request.request import Constraint, Prompt
 from octavo.frontend.text.tasks import (
     PREFIX_BYTES,
+    VOCABULARY_S,
     Answer,
     Compile,
     EncodeChat,
     EncodeText,
     Grammar,
+    LoadVocabulary,
     Refusal,
     Task,
     TaskFault,
@@ -48,6 +50,7 @@ class TextWorker:
     def __init__(self, process: "subprocess.Popen[bytes]", connection: socket.socket) -> None:
         self._process = process
         self._connection = connection
+        self._has_vocabulary = False
 
     @classmethod
     async def start(cls, setup: TextSetup) -> "TextWorker":
@@ -74,6 +77,18 @@ class TextWorker:
         message = await self._exchange(msgspec.msgpack.encode(task))
         answer: Answer = msgspec.msgpack.decode(message, type=Answer)
         return answer
+
+    async def load_vocabulary(self) -> None:
+        """Lets the process load what grammars need, once, whatever that takes; a vocabulary that cannot be loaded fails
+        the grammars that come. Raises `TextProcessLost`."""
+        if self._has_vocabulary:
+            return
+        try:
+            async with asyncio.timeout(VOCABULARY_S):
+                await self.ask(LoadVocabulary())
+        except TimeoutError as error:
+            raise TextProcessLost("it did not load the vocabulary in time") from error
+        self._has_vocabulary = True
 
     @property
     def alive(self) -> bool:
@@ -240,6 +255,8 @@ class TextPool:
         for _ in range(_ATTEMPTS):
             with contextlib.suppress(TextProcessLost):
                 async with self._worker() as worker:
+                    if isinstance(task, Compile):
+                        await worker.load_vocabulary()
                     return await self._in_time(worker, task)
         raise Broken(Reason.INTERNAL, "the processes that work on texts failed on this one, and on it alone")
 

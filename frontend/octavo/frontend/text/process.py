@@ -12,7 +12,7 @@ from typing import Final, NoReturn
 
 import msgspec
 
-from octavo.frontend.text.tasks import PREFIX_BYTES, Task, TaskFault, TextSetup, perform
+from octavo.frontend.text.tasks import PREFIX_BYTES, VOCABULARY_S, LoadVocabulary, Task, TaskFault, TextSetup, perform
 from octavo.frontend.text.tokenizer import ModelTokenizer
 from octavo.runtime.process.orphans import end_with_parent
 
@@ -20,6 +20,7 @@ from octavo.runtime.process.orphans import end_with_parent
 _MEMORY: Final = 1 << 30
 # Seconds by which the frontend's own time limit comes first.
 _SLACK_S: Final = 2.0
+_LOAD_VOCABULARY: Final = msgspec.msgpack.encode(LoadVocabulary())
 
 
 def main(descriptor: int, parent: int) -> None:
@@ -37,7 +38,8 @@ def main(descriptor: int, parent: int) -> None:
         while True:
             task = _receive(connection)
             # Where a frontend fails to end a task that takes too long, the alarm does.
-            signal.setitimer(signal.ITIMER_REAL, setup.timeout_s + _SLACK_S)
+            limit_s = VOCABULARY_S if task == _LOAD_VOCABULARY else setup.timeout_s
+            signal.setitimer(signal.ITIMER_REAL, limit_s + _SLACK_S)
             answer = _answer(tokenizer, task)
             signal.setitimer(signal.ITIMER_REAL, 0)
             _send(connection, answer)

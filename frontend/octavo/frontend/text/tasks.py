@@ -46,19 +46,30 @@ class EncodeChat(msgspec.Struct, frozen=True, tag=True):
     chat: Chat
 
 
+class LoadVocabulary(msgspec.Struct, frozen=True, tag=True):
+    """Asks a process to load what grammars need of the tokenizer, which no client's text makes slow."""
+
+
 class Compile(msgspec.Struct, frozen=True, tag=True):
     """Asks for the grammar of a constraint."""
 
     constraint: Constraint
 
 
-Task = EncodeText | EncodeChat | Compile
+Task = EncodeText | EncodeChat | LoadVocabulary | Compile
+
+# Seconds in which a process loads the vocabulary or ends: those of 262,144 tokens take two, on a busy machine many.
+VOCABULARY_S: Final = 60.0
 
 
 class TokenIds(msgspec.Struct, frozen=True, tag=True):
     """Answers `EncodeText` and `EncodeChat`."""
 
     token_ids: list[int]
+
+
+class Loaded(msgspec.Struct, frozen=True, tag=True):
+    """Answers `LoadVocabulary`."""
 
 
 class Grammar(msgspec.Struct, frozen=True, tag=True):
@@ -81,7 +92,7 @@ class TaskFault(msgspec.Struct, frozen=True, tag=True):
     kind: str
 
 
-Answer = TokenIds | Grammar | Refusal | TaskFault
+Answer = TokenIds | Loaded | Grammar | Refusal | TaskFault
 
 
 def perform(tokenizer: ModelTokenizer, task: Task) -> Answer:
@@ -108,6 +119,9 @@ def _perform(tokenizer: ModelTokenizer, task: Task) -> Answer:
             return TokenIds(tokenizer.encode(text, continues=continues))
         case EncodeChat(chat):
             return TokenIds(tokenizer.encode_chat(chat))
+        case LoadVocabulary():
+            _vocabulary(tokenizer.files.directory)
+            return Loaded()
         case Compile(constraint):
             return Grammar(grammar_of(constraint, _vocabulary(tokenizer.files.directory)))
 
