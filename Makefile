@@ -13,15 +13,13 @@ SITE := build/site-tools
 DIST := build/dist-tools
 NATIVE := kernels/octavo/kernels/native
 KERNELS := $(NATIVE)/lib/liboctavo_kernels.so
-# They run beside the other tests. Those of processes and failures mostly wait.
-TESTS_OF_WORKERS := tests/worker tests/engine
-TESTS_OF_PROCESSES := tests/system
+# They run beside the other tests. Those of processes mostly wait. Each imports what it needs anew, torch at least.
+TESTS_OF_WORKERS := tests/kernels tests/worker tests/engine
+TESTS_OF_PROCESSES := tests/system tests/chaos tests/network
 TESTS_OF_INTERFACES := tests/frontend tests/client tests/llm tests/cli tests/telemetry
-TESTS_OF_KERNELS := tests/kernels
-TESTS_OF_FAILURES := tests/chaos tests/network
 TESTS_OF_STUDIES := tests/simulation tests/evaluation
 # The first to begin take longest.
-GROUPS := test-workers test-processes test-interfaces test-most test-studies test-kernels test-failures test-checks
+GROUPS := test-workers test-processes test-interfaces test-most test-studies test-checks
 # Of `make test-deep`, two at a time; the first to begin take longest. How many seeds the simulation runs, and by how much
 # the long searches of test-long are shortened, fit into its hour.
 DEEP_GROUPS := deep-mutants deep-tests deep-machines deep-simulation
@@ -35,7 +33,7 @@ FIRST ?= 0
 # What measures nothing must not overwrite what was measured.
 MEASURED = $(if $(findstring --quick,$(ARGS)),build/paper,docs/paper)
 
-.PHONY: help env serve test upgrade test-checks test-most test-workers test-interfaces test-processes test-kernels test-failures test-studies test-long test-pythons chaos simulate mutants fuzz test-clients test-cluster test-page bench bench-door bench-peers bench-gpu bench-preemption bench-cell bench-failover bench-tp bench-simulator bench-scheduler bench-sampler pain batch-invariance memory-figures ablations paper-measured models gguf-models compose-test proto client lock house docs clean test-machines gpu-wheels gpu-first-hour dist dist-test
+.PHONY: help env serve test upgrade test-checks test-most test-workers test-interfaces test-processes test-studies test-long test-pythons chaos simulate mutants fuzz test-clients test-cluster test-page bench bench-door bench-peers bench-gpu bench-preemption bench-cell bench-failover bench-tp bench-simulator bench-scheduler bench-sampler pain batch-invariance memory-figures ablations paper-measured models gguf-models compose-test proto client lock house docs clean test-machines gpu-wheels gpu-first-hour dist dist-test
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -56,7 +54,7 @@ $(READY): pyproject.toml $(LOCK) | $(KERNELS)
 	@touch $@
 
 $(KERNELS): $(NATIVE)/build.py $(wildcard $(NATIVE)/src/*)
-	@echo "Compiling the CPU kernels (two minutes on two cores) ..."
+	@echo "Compiling the CPU kernels (a minute and a half on two cores) ..."
 	@# A machine without a compiler gets an environment all the same.
 	@$(PYTHON) -I $< || true
 
@@ -65,7 +63,7 @@ serve: $(READY)  ## Start frontend, scheduler and one worker here, with the bund
 
 test: $(READY)  ## Lint, type-check and run every test but those marked deep
 	@rm -f $(GROUPS:%=build/%.status) $(GROUPS:%=build/%.txt)
-	@# Three at a time fill two cores: those of processes and failures wait for most of their time. One that fails stops no other.
+	@# Three at a time fill two cores: those of processes wait for most of their time. One that fails stops no other.
 	@$(MAKE) --no-print-directory --keep-going --jobs=3 $(GROUPS) || true
 	@echo && tests/verdicts.sh $(GROUPS)
 
@@ -75,9 +73,9 @@ test-checks: $(READY)
 # Shown as it comes; what the others print is shown when they are done.
 test-most: $(READY)
 	@OMP_NUM_THREADS=1 tests/group.sh --live $@ $(BIN)/python -m pytest -m "not deep" \
-	  $(addprefix --ignore=,$(TESTS_OF_WORKERS) $(TESTS_OF_INTERFACES) $(TESTS_OF_PROCESSES) $(TESTS_OF_KERNELS) $(TESTS_OF_FAILURES) $(TESTS_OF_STUDIES))
+	  $(addprefix --ignore=,$(TESTS_OF_WORKERS) $(TESTS_OF_INTERFACES) $(TESTS_OF_PROCESSES) $(TESTS_OF_STUDIES))
 
-test-workers test-interfaces test-processes test-kernels test-failures test-studies: $(READY)
+test-workers test-interfaces test-processes test-studies: $(READY)
 	@OMP_NUM_THREADS=1 tests/group.sh $@ $(BIN)/python -m pytest -m "not deep" -p no:cacheprovider \
 	  $(TESTS_OF_$(shell echo $(@:test-%=%) | tr a-z A-Z))
 

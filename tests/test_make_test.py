@@ -15,8 +15,6 @@ GROUPS = [
     "test-interfaces",
     "test-most",
     "test-studies",
-    "test-kernels",
-    "test-failures",
     "test-checks",
 ]
 DEEP_GROUPS = ["deep-mutants", "deep-tests", "deep-machines", "deep-simulation"]
@@ -125,10 +123,9 @@ def test_all_pass(clone: Path) -> None:
     ("group", "arguments"),
     [
         ("test-most", "--ignore="),
-        ("test-workers", "cacheprovider tests/worker"),
+        ("test-workers", "cacheprovider tests/kernels"),
         ("test-interfaces", "cacheprovider tests/frontend"),
         ("test-processes", "cacheprovider tests/system"),
-        ("test-failures", "cacheprovider tests/chaos"),
         ("test-studies", "cacheprovider tests/simulation"),
     ],
 )

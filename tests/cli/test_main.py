@@ -11,6 +11,7 @@ from octavo.cli.main import _explain, main
 from octavo.cli.serve import serve
 from octavo.scheduler.core.config import Policy, Preemption
 from octavo.testbed.tiny_model import write_byte_model
+from octavo.testing.depth import deep_rows
 
 COMMANDS = [
     *("serve", "frontend", "scheduler", "replay", "explain", "requests", "top", "prefix"),
@@ -64,14 +65,16 @@ def test_an_unknown_command_is_a_usage_error() -> None:
 @pytest.mark.parametrize(
     ("command", "absent", "extra"),
     [
-        ("prepare-model", "torch", "worker"),
         ("worker", "torch", "worker"),
-        ("evaluate", "torch", "worker"),
         ("evaluate", "tokenizers", "worker"),
         ("frontend", "tokenizers", "frontend"),
-        ("frontend", "grpc_reflection", "frontend"),
         ("bench", "httpx", "bench"),
-        ("bench", "tqdm", "bench"),
+        *deep_rows(
+            ("prepare-model", "torch", "worker"),
+            ("evaluate", "torch", "worker"),
+            ("frontend", "grpc_reflection", "frontend"),
+            ("bench", "tqdm", "bench"),
+        ),
     ],
 )
 def test_a_command_whose_extra_is_missing_says_how_to_install_it(

@@ -129,14 +129,9 @@ def bundled(bundled_model: Path) -> Any:
 
 @pytest.mark.parametrize(
     ("width", "length_penalty", "early_stopping"),
-    SETTINGS
-    if LONG
-    else [
-        (4, 1.0, EarlyStopping.OFF),
-        pytest.param(2, 2.0, EarlyStopping.ON, marks=pytest.mark.deep),
-        pytest.param(6, 0.5, EarlyStopping.NEVER, marks=pytest.mark.deep),
-    ],
+    SETTINGS if LONG else [(4, 1.0, EarlyStopping.OFF), (2, 2.0, EarlyStopping.ON), (6, 0.5, EarlyStopping.NEVER)],
 )
+@pytest.mark.deep
 def test_the_bundled_model_gives_the_same_hypotheses(
     bundled: Any,
     bundled_model: Path,

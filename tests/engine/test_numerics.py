@@ -69,7 +69,7 @@ SITUATIONS = {
     "swapped": Situation({"preemption": Preemption.SWAP, "watermark": 0.0}, {"num_blocks": FEW_BLOCKS}),
 }
 # Enough for a model that takes a while.
-HARD_SITUATIONS = ["chunks of up to 7", *deep("in another order, on two threads", "swapped")]
+HARD_SITUATIONS = deep("chunks of up to 7", "in another order, on two threads", "swapped")
 
 
 @pytest.fixture(autouse=True)

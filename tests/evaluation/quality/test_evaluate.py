@@ -40,7 +40,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 
 def run(directory: Path, *arguments: str) -> Result:
-    options = ["--model", str(directory), "--threads", "1", "--window", str(WINDOW), "--windows", str(WINDOWS)]
+    options = ["--model", str(directory), "--threads", "1", "--num-blocks", "16"]
+    options += ["--window", str(WINDOW), "--windows", str(WINDOWS)]
     return CliRunner().invoke(evaluate, [*options, *arguments])
 
 

@@ -192,6 +192,7 @@ def test_beam_search_equals_transformers(stack: Stack, bundled_model: Path, refe
     stack.wait_idle()
 
 
+@pytest.mark.deep
 def test_sequences_of_one_request_are_the_same_alone_and_in_a_crowd(stack: Stack, references: list[Reference]) -> None:
     request = token_request(references[1].prompt, NUM_TOKENS)
     request.sampling.CopyFrom(generation_pb2.SamplingParams(temperature=1.0, seed=5, num_sequences=4))

@@ -46,9 +46,11 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def test_weights_are_to_the_bit_those_of_the_file(model: tuple[str, Path]) -> None:
     weights, reference = GGUFWeights(model[1]), {t.name: t for t in gguf.GGUFReader(str(model[1])).tensors}
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 64)
     kept = 0
     for name, shape in weights.shapes().items():
-        told = gguf_name(name)
+        base, _, suffix = name.rpartition(".")
+        told = f"{names.get_name(base)}.{suffix}"
         if len(shape) == 1 or told.endswith(("attn_q.weight", "attn_k.weight")):
             # Their rows are in another order, or hold another number, than in the file: `test_gguf_families` sees them.
             continue
@@ -62,12 +64,6 @@ def test_weights_are_to_the_bit_those_of_the_file(model: tuple[str, Path]) -> No
         assert all(torch.equal(tensor, found.tensors()[part]) for part, tensor in packed.tensors().items()), name
         kept += 1
     assert kept > 80
-
-
-def gguf_name(name: str) -> str:
-    base, _, suffix = name.rpartition(".")
-    told = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 64).get_name(base)
-    return f"{told}.{suffix}"
 
 
 def test_an_answer_makes_sense(model: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

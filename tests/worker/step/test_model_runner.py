@@ -25,7 +25,7 @@ from octavo.worker.model_settings import ModelSettings
 from octavo.worker.models.config import ModelConfigError
 from octavo.worker.step.model_runner import ModelRunner, ModelRunnerError, _cache_dtype
 
-NEW_TOKENS = 12
+NEW_TOKENS = 8
 TEXTS = [
     "The",
     "The capital of France is",

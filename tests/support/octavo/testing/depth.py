@@ -29,6 +29,11 @@ def every_row(step: int, rows: Iterable[tuple[Any, ...]]) -> list[Any]:
     ]
 
 
+def deep_rows(*rows: tuple[Any, ...]) -> list[Any]:
+    """These rows of several parameters, marked deep."""
+    return [pytest.param(*row, marks=pytest.mark.deep) for row in rows]
+
+
 def deep(*values: Any) -> list[Any]:
     """These `values` as parameters marked deep."""
     return deep_unless(lambda _: False, values)
