@@ -242,10 +242,10 @@ class ContiguousKV:
 
     # -- grow -------------------------------------------------------------------------------------------------------
 
-    def num_missing(self, sequences: Iterable[Sequence]) -> int:
+    def num_missing(self, sequences: Iterable[Sequence], num_tokens: int = 1) -> int:
         return 0
 
-    def extend(self, sequence: Sequence) -> Growth | None:
+    def extend(self, sequence: Sequence, num_tokens: int = 1) -> Growth | None:
         holding = self._held[sequence]
         if holding.chunk is not None:
             return None
@@ -255,6 +255,9 @@ class ContiguousKV:
             return None
         offsets = range(0, sequence.placement.num_computed, self.block_size)
         return Growth(copies=[BlockMove(holding.source + offset, chunk + offset) for offset in offsets])
+
+    def confirm(self, sequence: Sequence) -> list[Remap]:
+        return []
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Notes that `child` will be copied; not before beams that have ended have given up their chunks."""

@@ -39,7 +39,7 @@ def _begin_batch(builder: StepBuilder, head: SequenceGroup | None, now: float) -
     if builder.prefills:
         return True
     found = running.runnable(replica)
-    if not running.decode(builder, found.decodes):
+    if not running.decode(builder, found, head):
         return False
     running.continue_prefills(builder, found.prefilling)
     return True

@@ -227,7 +227,7 @@ class TestHits:
                 if rng.random() < chance
             }
             for (group, depth), block_id in held.items():
-                cache.insert(CachedBlock(hashes[depth], group, depth), block_id, step_id=1, sequence_id=7)
+                cache.insert(CachedBlock(hashes[depth], group, depth), block_id, (1, 7))
             (begin,) = PrefixLookup(cache, block_size, windows).begins([wanted])
             needed = {
                 count: [
@@ -270,7 +270,7 @@ class TestHits:
         first, second = sequence_of([*tokens, 98, 99]), sequence_of([*tokens[:20], 98, 99])
         hashes = block_hashes(first, 4)
         for depth in (5, 6):
-            cache.insert(CachedBlock(hashes[depth], 0, depth), depth, step_id=1, sequence_id=7)
+            cache.insert(CachedBlock(hashes[depth], 0, depth), depth, (1, 7))
         begins = PrefixLookup(cache, 4, (6,)).begins([first, second])
         assert [(begin.num_blocks, begin.leader) for begin in begins] == [(7, None), (0, None)]
 

@@ -86,8 +86,8 @@ class TestIndex:
 
     def test_the_first_holder_of_a_content_stays_the_one_to_be_found(self, cache: PrefixCache) -> None:
         content = CachedBlock(b"a", kv_group=0, depth=0)
-        assert cache.insert(content, 5, step_id=1, sequence_id=7)
-        assert not cache.insert(content, 6, step_id=1, sequence_id=7)
+        assert cache.insert(content, 5, (1, 7))
+        assert not cache.insert(content, 6, (1, 7))
         assert (cache.block(0, b"a"), cache.content(5), cache.content(6)) == (5, content, None)
         cache.remove(6)
         assert cache.block(0, b"a") == 5
@@ -96,13 +96,13 @@ class TestIndex:
 
     def test_kv_groups_hold_the_same_content_in_different_blocks(self, cache: PrefixCache) -> None:
         for group, block_id in ((0, 5), (1, 6)):
-            assert cache.insert(CachedBlock(b"a", group, 0), block_id, step_id=1, sequence_id=7)
+            assert cache.insert(CachedBlock(b"a", group, 0), block_id, (1, 7))
         assert [cache.block(group, b"a") for group in (0, 1)] == [5, 6]
         cache.check()
 
     def test_an_entry_is_confirmed_by_the_answer_to_the_step_that_filled_it(self, cache: PrefixCache) -> None:
-        cache.insert(CachedBlock(b"a", 0, 0), 5, step_id=1, sequence_id=7)
-        cache.insert(CachedBlock(b"b", 0, 1), 6, step_id=2, sequence_id=7)
+        cache.insert(CachedBlock(b"a", 0, 0), 5, (1, 7))
+        cache.insert(CachedBlock(b"b", 0, 1), 6, (2, 7))
         assert cache.confirmed_block(0, b"a") is None
         cache.step_answered(1, valid=True)
         assert [cache.confirmed_block(0, value) for value in (b"a", b"b", b"c")] == [5, None, None]
@@ -110,20 +110,20 @@ class TestIndex:
 
     def test_a_failed_steps_entries_go_and_no_others(self, cache: PrefixCache) -> None:
         for step_id, value in ((1, b"a"), (2, b"b"), (3, b"c")):
-            cache.insert(CachedBlock(value, 0, 0), 4 + step_id, step_id, sequence_id=7)
+            cache.insert(CachedBlock(value, 0, 0), 4 + step_id, (step_id, 7))
         cache.step_answered(2, valid=False)
         assert [cache.block(0, value) for value in (b"a", b"b", b"c")] == [5, None, 7]
 
     def test_a_block_that_was_taken_for_something_else_keeps_its_new_content(self, cache: PrefixCache) -> None:
-        cache.insert(CachedBlock(b"a", 0, 0), 5, step_id=1, sequence_id=7)
+        cache.insert(CachedBlock(b"a", 0, 0), 5, (1, 7))
         cache.remove(5)
-        cache.insert(CachedBlock(b"b", 0, 0), 5, step_id=2, sequence_id=7)
+        cache.insert(CachedBlock(b"b", 0, 0), 5, (2, 7))
         cache.step_answered(1, valid=False)
         assert cache.block(0, b"b") == 5
 
     def test_a_replacement_is_found_in_place_of_the_former(self, cache: PrefixCache) -> None:
         content = CachedBlock(b"a", 1, 0)
-        cache.insert(content, 5, step_id=1, sequence_id=7)
+        cache.insert(content, 5, (1, 7))
         cache.replace(content, 6)
         cache.step_answered(1, valid=False)
         assert (cache.confirmed_block(1, b"a"), cache.block(0, b"a"), cache.content(5)) == (6, None, None)

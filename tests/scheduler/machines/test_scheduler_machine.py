@@ -39,6 +39,7 @@ from octavo.scheduler.core.events import (
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.sequence import SequenceGroup
 from octavo.testing.cluster import FRONTEND, Cluster, make_request, write_fake_model
+from octavo.testing.fakes.drafters import adversary
 from octavo.testing.oracles.paged import paged
 from octavo.wire.requests import PinRefused, Prefix, RejectReason, Request
 from octavo.wire.sampling import BeamSearch, EarlyStopping
@@ -67,6 +68,7 @@ configs = st.fixed_dictionaries(
         "max_num_batched_tokens": st.sampled_from([2, 3, 6, 9, 16]),
         "max_num_seqs": st.sampled_from([3, 8, 8]),
         "watermark": st.sampled_from([0.0, 0.0, 0.1, 0.3]),
+        "speculation": st.sampled_from(["off", 1, 3, 8]),
         "prefix_caching": st.booleans(),
         "delay_factor": st.sampled_from([0.0, 1.0]),
         "priority_ageing_s": st.sampled_from([0.0, 0.002]),
@@ -127,7 +129,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def start(self, config: dict[str, Any], windows: tuple[int, ...], wanted: list[dict[str, Any]]) -> None:
         self.windows = windows
         self.expectations = Expectations(_MODEL, windows)
-        self.cluster = self.make_cluster(_MODEL, **config)
+        self.cluster = self.make_cluster(_MODEL, drafter=adversary(windows), **config)
         self.journal = Journal(self.cluster, self.expectations)
         self.num_replicas = self.num_requests = 0
         self.join(num_blocks=12, block_size=2, num_cpu_blocks=5)

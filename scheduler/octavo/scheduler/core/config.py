@@ -2,13 +2,13 @@
 
 import enum
 import math
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
-from octavo.runtime.options.option import Option, Real, Several, Whole
+from octavo.runtime.options.option import Option, Parsed, Real, Several, Whole
 from octavo.wire.requests import LEASE_S
-from octavo.wire.steps import MAX_STEPS_IN_FLIGHT
+from octavo.wire.steps import MAX_DRAFT_TOKENS, MAX_STEPS_IN_FLIGHT
 
 
 class Policy(enum.StrEnum):
@@ -50,6 +50,20 @@ def _parse_weight(text: str) -> tuple[str, float]:
     return tenant, number
 
 
+# Drafts that are worth their time, none, or up to so many guesses wherever there are any.
+Speculate = Literal["auto", "off"] | int
+
+
+def parse_speculation(text: str) -> Speculate:
+    """Reads `auto`, `off` or the number of guesses of a draft. Raises `ValueError` on anything else."""
+    match text:
+        case "auto" | "off":
+            return text
+    if text.isdecimal() and 1 <= int(text) <= MAX_DRAFT_TOKENS:
+        return int(text)
+    raise ValueError(f"{text!r} is neither auto nor off nor a number of guesses from 1 to {MAX_DRAFT_TOKENS}")
+
+
 _COUNT = Whole(at_least=1)
 _SECONDS = Real(at_least=0.0, finite=True)
 _SHARE = Real(at_least=0.0, below=1.0, finite=True)
@@ -83,6 +97,17 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
             Whole(at_least=1, at_most=MAX_STEPS_IN_FLIGHT),
         ),
     ] = MAX_STEPS_IN_FLIGHT
+    # Whether steps check guesses of what sequences go on with: tokens stay the same, and may come sooner. auto spends
+    # only what pays by a worker's measurements; a number is for trials.
+    speculation: Annotated[
+        Speculate,
+        Option(
+            "--speculation",
+            "Whether steps check guesses of next tokens: auto where that is faster, off, or so many at a time wherever"
+            " there are any.",
+            Parsed(parse_speculation, "auto|off|N"),
+        ),
+    ] = "auto"
     # Whether blocks of one sequence serve others with the same beginning.
     prefix_caching: Annotated[
         bool,
@@ -209,6 +234,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("max_num_batched_tokens and max_num_seqs must be at least 1")
         if not 1 <= self.max_steps_in_flight <= MAX_STEPS_IN_FLIGHT:
             raise ValueError(f"max_steps_in_flight must be 1 to {MAX_STEPS_IN_FLIGHT}")
+        if isinstance(self.speculation, int) and not 1 <= self.speculation <= MAX_DRAFT_TOKENS:
+            raise ValueError(f"speculation must be auto, off, or 1 to {MAX_DRAFT_TOKENS} guesses")
         if not 0.0 <= self.watermark < 1.0:
             raise ValueError("watermark must be in [0, 1)")
         if not 0.0 <= self.max_pinned_share < 1.0:

@@ -318,5 +318,9 @@ class SchedulerObserver:
     def prefix_lookup(self, prompt_tokens: int, cached_tokens: int) -> None:
         """A request was admitted for the first time here; `cached_tokens` of its prompt were found computed."""
 
+    def drafted(self, source: str, guesses: int, accepted: int) -> None:
+        """A step has checked so many guesses of a sequence's next tokens, of which `accepted` became its tokens;
+        `source` is the value of a `DraftSource`."""
+
     def step(self, tokens_computed: int, tokens_sampled: int, sequences: int, seconds: float) -> None:
         """A worker has answered a step that is done, `seconds` after it could begin with it."""

@@ -135,7 +135,9 @@ class Replica:
         # Every replica is asked whenever one has answered, so what most often decides comes first.
         if (num_outstanding := len(self.steps.outstanding)) >= self.config.max_steps_in_flight:
             return False
-        return not (self.restarts or self.availability.is_paused or (num_outstanding and self.isolates))
+        if num_outstanding and (self.steps.is_awaited or self.isolates):
+            return False
+        return not (self.restarts or self.availability.is_paused)
 
     @property
     def has_work(self) -> bool:
@@ -172,9 +174,11 @@ class Replica:
         """Returns how many blocks pinned prefixes may take."""
         return int(self.kv.num_blocks * self.config.max_pinned_share)
 
-    def sent(self, step: OutstandingStep, remaps: list[tuple[Sequence, Remap]]) -> None:
-        """Books a plan that leaves; `remaps` are changes that the one after it tells the worker."""
+    def sent(self, step: OutstandingStep, remaps: list[tuple[Sequence, Remap]], *, is_awaited: bool = False) -> None:
+        """Books a plan that leaves; `remaps` are changes that the one after it tells the worker. Where the step
+        `is_awaited`, no other leaves before it is answered."""
         self.steps.outstanding.append(step)
+        self.steps.is_awaited = is_awaited
         self.next_plan.sent(remaps)
 
     def answered(self, step: OutstandingStep, result: StepResult, now: float) -> float:
@@ -289,6 +293,11 @@ class Replica:
         table is for the next plan to tell."""
         remaps = self.kv.index(sequence, sequence.placement.last_step_id)
         self.next_plan.remaps += [(sequence, remap) for remap in remaps]
+
+    def confirm(self, sequence: Sequence) -> None:
+        """Gives up the room of guesses that were wrong, and offers the blocks that those which were right have filled
+        to the prefix cache, as `index` does."""
+        self.next_plan.remaps += [(sequence, remap) for remap in self.kv.confirm(sequence)]
 
     # -- pinned prefixes --------------------------------------------------------------------------------------------
 

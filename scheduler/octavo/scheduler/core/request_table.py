@@ -98,9 +98,15 @@ class ProgressNotices:
 
 class RequestTable:
     """Holds every request, and moves groups between queues and replicas: every such move goes through here, and so does
-    the end of a group and every notice about it."""
+    the end of a group, of which `on_end` is told, and every notice about it."""
 
-    def __init__(self, config: SchedulerConfig, outbox: Outbox, observer: SchedulerObserver) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        outbox: Outbox,
+        observer: SchedulerObserver,
+        on_end: Callable[[RequestGroup], None],
+    ) -> None:
         self.waiting = WaitingQueue(config.tenant_weights)
         # Groups that are held for each registered frontend, by request id.
         self.held: dict[int, dict[str, RequestGroup]] = {}
@@ -113,6 +119,7 @@ class RequestTable:
         self._replica_of: dict[RequestGroup, Replica] = {}
         self._outbox = outbox
         self._observer = observer
+        self._on_end = on_end
 
     @property
     def groups(self) -> list[RequestGroup]:
@@ -185,6 +192,7 @@ class RequestTable:
         self.suspects.forget(group)
         self.notices.forget(group)
         self._observer.ended(group.request.traceparent)
+        self._on_end(group)
         del self.held[group.frontend_id][group.request_id]
 
     def reject(self, group: RequestGroup, reason: RejectReason, detail: str) -> None:

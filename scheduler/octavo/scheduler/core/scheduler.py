@@ -30,6 +30,7 @@ from octavo.scheduler.core.frontends import FrontendLeases
 from octavo.scheduler.core.placement import Homeless, describe_wait, next_admission
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.sequence import RequestGroup
+from octavo.scheduler.core.speculation.drafter import Drafter
 from octavo.scheduler.core.state import SchedulerState
 from octavo.scheduler.core.step import grammar_time, results
 from octavo.scheduler.core.step.builder import StepBuilder
@@ -46,7 +47,8 @@ class Scheduler:
     """Holds the queues, replicas and leases. Its caller hands every event to `handle`, then calls `schedule` once for
     all that arrived together.
 
-    `make_memory` makes the KV memory of each replica that joins; `policy` fills the steps (None: the configured one).
+    `make_memory` makes the KV memory of each replica that joins; `policy` fills the steps (None: the configured one);
+    the `drafter` guesses next tokens (None: from what it has seen).
     """
 
     def __init__(
@@ -56,11 +58,14 @@ class Scheduler:
         observer: SchedulerObserver | None = None,
         make_memory: MakeMemory = paged_memory,
         policy: StepPolicy | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         self.config = config
         self.epoch = epoch
         self.policy = policy or POLICIES[config.policy]
-        self.state = state = SchedulerState.new(config, epoch, observer or SchedulerObserver(), make_memory)
+        self.state = state = SchedulerState.new(
+            config, epoch, observer or SchedulerObserver(), make_memory, drafter or Drafter()
+        )
         self.request_table, self.replica_table = state.requests, state.replica_table
         self.prefixes, self.quarantine = state.prefixes, state.quarantine
         self._outbox, self._observer = state.outbox, state.observer
@@ -222,6 +227,8 @@ class Scheduler:
         if head is not None and not self.replica_table.takes(replica, head):
             head = None
         builder = empty_step(self.state, replica)
+        if self.state.speculation.serves(replica):
+            builder.speculation = self.state.speculation
         if suspect := isolation.comer(self.state, replica):
             if replica.outstanding:
                 return None
@@ -249,6 +256,11 @@ class Scheduler:
             for group in served:
                 if group.grammar is not None:
                     self.waiting.charge(group, grammar_time.tokens_worth(group.grammar, builder.replica))
+            for drafting, _, draft in builder.drafts:
+                assert isinstance(drafting, RequestGroup)
+                grammar = drafting.grammar
+                per_guess = 1 + (grammar_time.tokens_worth(grammar, builder.replica) if grammar else 0)
+                self.waiting.charge(drafting, len(draft.token_ids) * per_guess)
 
     def _requeue_preempted(self, builder: StepBuilder) -> None:
         self.preemptions += len(builder.evicted) + len(builder.swapped_out)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
+from octavo.scheduler.core.speculation.draft import Draft, DraftSource
 from octavo.scheduler.core.step.beam_search import BeamSearchState
 from octavo.wire import history
 from octavo.wire.requests import (
@@ -74,6 +75,8 @@ class Placement:
     parent: "Sequence | None" = None
     # Known tokens that the worker knows; a beam's next one is sent with the work that computes it.
     num_sent: int = 0
+    # What the outstanding step checks; nothing more is planned of the sequence before that is answered.
+    draft: Draft | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -90,6 +93,25 @@ class Placement:
         self.num_in_flight = 0
         self.is_introduced = False
         self.parent = None
+
+
+@dataclass(slots=True)
+class DraftCounts:
+    """Counts guesses of a sequence's tokens that steps have checked, and those that became its tokens; and of those
+    that its client predicted the right and the wrong ones."""
+
+    drafted: int = 0
+    accepted: int = 0
+    accepted_predictions: int = 0
+    rejected_predictions: int = 0
+
+    def checked(self, draft: Draft, num_accepted: int) -> None:
+        """Counts a draft of which so many guesses became tokens."""
+        self.drafted += len(draft.token_ids)
+        self.accepted += num_accepted
+        if draft.source is DraftSource.PREDICTION:
+            self.accepted_predictions += num_accepted
+            self.rejected_predictions += len(draft.token_ids) - num_accepted
 
 
 @dataclass(slots=True, eq=False)
@@ -115,6 +137,8 @@ class Sequence:
     num_known: int = field(init=False)
     # The frontend has ended the sequence, which goes on only until others no longer need what is computed of it.
     is_unwanted: bool = False
+    # None before the first draft.
+    draft_counts: DraftCounts | None = None
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.prompt_token_ids)
@@ -340,11 +364,13 @@ class _Group:
         """Returns how many tokens of `sequence` a step may compute now.
 
         Returns 0 once the tokens in flight reach `max_tokens`: whatever they are, the sequence ends with them. Returns
-        0 for a beam whose last result is not back: its next token is still to be chosen.
+        0 for a beam, or a sequence with a draft, whose last result is not back: its next token is still to be chosen.
         """
         placement = sequence.placement
         in_flight = placement.num_in_flight
-        if in_flight and (self.search is not None or sequence.num_known + in_flight >= self.longest):
+        if in_flight and (
+            self.search is not None or placement.draft is not None or sequence.num_known + in_flight >= self.longest
+        ):
             return 0
         return sequence.num_known + in_flight - placement.num_computed
 

@@ -10,6 +10,8 @@ from octavo.scheduler.core.poison import Quarantine
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.replica_table import ReplicaTable
 from octavo.scheduler.core.request_table import RequestTable
+from octavo.scheduler.core.speculation.drafter import Drafter
+from octavo.scheduler.core.speculation.speculation import Speculation
 from octavo.scheduler.kv.memory import MakeMemory
 from octavo.wire.requests import StatusChanged
 
@@ -26,8 +28,8 @@ class CacheCounts:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerState:
-    """Holds the requests, replicas and pinned prefixes, the payloads that are refused, and where effects and
-    observations go. `make_memory` makes the KV memory of each replica that joins."""
+    """Holds the requests, replicas and pinned prefixes, the payloads that are refused, what gives drafts, and where
+    effects and observations go. `make_memory` makes the KV memory of each replica that joins."""
 
     config: SchedulerConfig
     make_memory: MakeMemory
@@ -37,17 +39,22 @@ class SchedulerState:
     quarantine: Quarantine
     requests: RequestTable
     replica_table: ReplicaTable
+    speculation: Speculation
 
     @classmethod
     def new(
-        cls, config: SchedulerConfig, epoch: int, observer: SchedulerObserver, make_memory: MakeMemory
+        cls,
+        config: SchedulerConfig,
+        epoch: int,
+        observer: SchedulerObserver,
+        make_memory: MakeMemory,
+        drafter: Drafter,
     ) -> "SchedulerState":
         """Makes the state of a scheduler that holds nothing yet."""
-        outbox = Outbox(epoch)
-        request_table = RequestTable(config, outbox, observer)
-        replica_table = ReplicaTable(config, request_table)
-        quarantine = Quarantine(config.quarantine_s)
-        return cls(config, make_memory, outbox, observer, PrefixPins(), quarantine, request_table, replica_table)
+        outbox, speculation = Outbox(epoch), Speculation(config, drafter)
+        requests = RequestTable(config, outbox, observer, speculation.forget)
+        replicas, quarantine = ReplicaTable(config, requests), Quarantine(config.quarantine_s)
+        return cls(config, make_memory, outbox, observer, PrefixPins(), quarantine, requests, replicas, speculation)
 
     @property
     def epoch(self) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.sequence import RequestGroup, Sequence, SequenceGroup
+from octavo.scheduler.core.speculation.draft import Draft
 from octavo.wire.steps import Remap, StepResult
 
 # A replica is broken that has so many steps, within so many seconds, in which none of several requests got anything
@@ -27,10 +28,19 @@ class OutstandingStep:
     # Sequences that sample, and beams that want candidates, each in the plan's order, with their groups.
     samplers: list[tuple[SequenceGroup, Sequence]]
     beams: list[tuple[SequenceGroup, Sequence]]
+    # Rows computed: tokens, and guesses of drafts.
     num_tokens: int
     # A prompt is computed in the step.
     prefills: bool
     sent_at: float
+    # Drafts that the step checks, by the ids of sequences in `samplers`.
+    drafts: dict[int, Draft] = field(default_factory=dict)
+
+
+def num_sampled(result: StepResult) -> int:
+    """Counts the tokens and candidates that sequences got in a step."""
+    further = sum(len(each.token_ids) for each in result.further)
+    return len(result.sampled) + len(result.candidates) + further
 
 
 @dataclass(slots=True)
@@ -40,6 +50,10 @@ class ReplicaStats:
     steps: int = 0
     tokens_computed: int = 0
     tokens_sampled: int = 0
+    # Guesses of drafts that were checked, and those that were right, by their places in drafts: the first, the second,
+    # and so on.
+    drafted: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
     prepare_us: int = 0
     model_us: int = 0
     sample_us: int = 0
@@ -50,10 +64,19 @@ class ReplicaStats:
         busy = self.prepare_us + self.model_us + self.sample_us
         return self.tokens_computed * 1e6 / busy if busy else 0.0
 
+    def checked(self, num_guesses: int, num_right: int) -> None:
+        """Counts the guesses of a draft, of which so many were right: those before the first wrong one."""
+        if (missing := num_guesses - len(self.drafted)) > 0:
+            self.drafted += [0] * missing
+            self.accepted += [0] * missing
+        for place in range(num_guesses):
+            self.drafted[place] += 1
+            self.accepted[place] += place < num_right
+
     def add(self, step: OutstandingStep, result: StepResult) -> None:
         self.steps += 1
         self.tokens_computed += step.num_tokens
-        self.tokens_sampled += len(result.sampled) + len(result.candidates)
+        self.tokens_sampled += num_sampled(result)
         self.prepare_us += result.times.prepare_us
         self.model_us += result.times.model_us
         self.sample_us += result.times.sample_us
@@ -130,6 +153,8 @@ class StepsInFlight:
     heard_at: float
     answered_at: float
     outstanding: deque[OutstandingStep] = field(default_factory=deque)
+    # The last step that was sent has to be answered before the next is planned.
+    is_awaited: bool = False
     # Seconds that the last step with a prompt in it took.
     prefill_latency: float = 0.0
     # Times of steps in which several groups chose and none got anything finite.

@@ -105,6 +105,11 @@ class DeviceBlocks:
             self.cache.remove(block_id)
         return block_ids
 
+    def park(self, step_id: int, block_ids: list[int]) -> None:
+        """Keeps blocks that are given up until this step is answered."""
+        if block_ids:
+            self.parked[step_id] += block_ids
+
     def release(self, block_ids: Iterable[int]) -> None:
         """Drops references. Of the blocks that become free those without cached content are taken again first, then the
         longest unused; of those given up together the ones with the longest prefix go before the others, so that a

@@ -184,8 +184,9 @@ class KVCacheManager:
 
     # -- grow -------------------------------------------------------------------------------------------------------
 
-    def num_missing(self, sequences: Iterable[Sequence]) -> int:
-        """Counts the new blocks, and the copies of shared ones, that one more token for each of `sequences` takes."""
+    def num_missing(self, sequences: Iterable[Sequence], num_tokens: int = 1) -> int:
+        """Counts the new blocks, and the copies of shared ones, that `num_tokens` more tokens for each of `sequences`
+        take."""
         missing = 0
         writers: dict[int, int] = defaultdict(int)
         size, ref_count = self.block_size, self._pool.ref_count
@@ -196,33 +197,34 @@ class KVCacheManager:
                 for blocks in groups:
                     if ref_count(blocks[index]) > 1:
                         writers[blocks[index]] += 1
-            elif index >= len(groups[0]):
-                missing += len(groups)
+            missing += max(0, (index * size + offset + num_tokens - 1) // size + 1 - len(groups[0])) * len(groups)
         # The last of a block's holders writes to it in place (paper Fig. 8).
         return missing + sum(min(count, ref_count(block_id) - 1) for block_id, count in writers.items())
 
-    def extend(self, sequence: Sequence) -> Growth | None:
+    def extend(self, sequence: Sequence, num_tokens: int = 1) -> Growth | None:
         table, num_computed = self._tables[sequence], sequence.placement.num_computed
         offset = num_computed % self.block_size
-        if offset and not table.shares_last:
+        if offset and not table.shares_last and num_tokens == 1:
             return None
         groups, index = table.groups, num_computed // self.block_size
-        if not offset:
-            return self._append(table) if index >= len(groups[0]) else None
-        if all(self._pool.ref_count(blocks[index]) == 1 for blocks in groups):
-            return None
-        growth = Growth()
-        for group, blocks in enumerate(groups):
-            if self._pool.ref_count(blocks[index]) > 1:
-                self._copy_on_write(sequence, group, index, growth)
+        growth = None
+        # Only the first token can come into a block that others hold too.
+        if offset and any(self._pool.ref_count(blocks[index]) > 1 for blocks in groups):
+            growth = Growth()
+            for group, blocks in enumerate(groups):
+                if self._pool.ref_count(blocks[index]) > 1:
+                    self._copy_on_write(sequence, group, index, growth)
+        if (num_new := (num_computed + num_tokens - 1) // self.block_size + 1 - len(table)) > 0:
+            growth = growth or Growth()
+            growth.new_block_ids = self._append(table, num_new)
         return growth
 
-    def _append(self, table: BlockTable) -> Growth:
+    def _append(self, table: BlockTable, num_new: int) -> list[list[int]]:
         table.shares_last = False
-        new = [self._take(1) for _ in table.groups]
+        new = [self._take(num_new) for _ in table.groups]
         for blocks, block_ids in zip(table.groups, new, strict=True):
             blocks += block_ids
-        return Growth(new)
+        return new
 
     def _copy_on_write(self, sequence: Sequence, group: int, index: int, growth: Growth) -> None:
         blocks = self._tables[sequence].groups[group]
@@ -232,6 +234,17 @@ class KVCacheManager:
         growth.copies.append(BlockMove(shared, blocks[index]))
         growth.remaps.append(Remap(sequence.placement.sequence_id, group, index, blocks[index]))
 
+    def confirm(self, sequence: Sequence) -> list[Remap]:
+        table, size = self._tables[sequence], self.block_size
+        num_used = -(-sequence.placement.num_computed // size)
+        unused = [block_id for blocks in table.groups for block_id in blocks[num_used:]]
+        for blocks in table.groups:
+            del blocks[num_used:]
+        remaps, replaced = self._offer(sequence, None)
+        # The next plan tells the worker, which knows the blocks by then that take the place of these.
+        self._release([*unused, *replaced, *self._pass(sequence)])
+        return [remap for remap in remaps if table.groups[remap.kv_group][remap.logical_index] != NULL_BLOCK]
+
     def fork(self, parent: Sequence, child: Sequence) -> None:
         shared = self._tables[parent]
         shared.shares_last = True
@@ -239,33 +252,42 @@ class KVCacheManager:
         self._pool.share(shared.block_ids)
 
     def index(self, sequence: Sequence, step_id: int) -> list[Remap]:
-        """Offers full blocks to the prefix cache (see `KVMemory`). Where an older block holds the same, the sequence's
-        table is pointed at that and its own is given up."""
+        remaps, replaced = self._offer(sequence, step_id)
+        self.blocks.park(step_id, replaced)
+        return remaps
+
+    def _offer(self, sequence: Sequence, step_id: int | None) -> tuple[list[Remap], list[int]]:
+        """Offers full blocks to the prefix cache (see `KVMemory`), which `step_id` fills, or (None) which are filled.
+        Where an older block holds the same, the sequence's table is pointed at that and its own is given up: returns
+        these changes, and the blocks given up."""
         table = self._tables[sequence]
         num_full = min(sequence.placement.num_computed, sequence.num_known) // self.block_size
         first, table.num_indexed = table.num_indexed, max(num_full, table.num_indexed)
         if first >= num_full or not (self._prefix_caching or sequence.cache_use is CacheUse.PINNED):
-            return []
+            return [], []
         if table.is_private:
-            return []
+            return [], []
         if self._cache.watch is not None:
             self._cache.watch.filled(sequence, first)
-        return [
-            Remap(sequence.placement.sequence_id, group, logical, table.groups[group][logical])
-            for logical in range(first, num_full)
-            for group in range(len(self._windows))
-            if self._index_block(sequence, self._content(sequence, group, logical), step_id)
-        ]
+        remaps, replaced = [], []
+        for logical in range(first, num_full):
+            for group, blocks in enumerate(table.groups):
+                own = blocks[logical]
+                if self._index_block(sequence, self._content(sequence, group, logical), step_id):
+                    remaps.append(Remap(sequence.placement.sequence_id, group, logical, blocks[logical]))
+                    replaced.append(own)
+        return remaps, replaced
 
     def _content(self, sequence: Sequence, group: int, logical: int) -> CachedBlock:
         value = block_hashes(sequence, self.block_size)[logical]
         return CachedBlock(value, group, logical, salt_of(sequence.cache_key, logical, self.block_size))
 
-    def _index_block(self, sequence: Sequence, content: CachedBlock, step_id: int) -> bool:
+    def _index_block(self, sequence: Sequence, content: CachedBlock, step_id: int | None) -> bool:
         """Offers one block; returns whether another block took its place in the sequence's table."""
         blocks = self._tables[sequence].groups[content.kv_group]
         own = blocks[content.depth]
-        if own == NULL_BLOCK or self._cache.insert(content, own, step_id, sequence.placement.sequence_id):
+        filler = None if step_id is None else (step_id, sequence.placement.sequence_id)
+        if own == NULL_BLOCK or self._cache.insert(content, own, filler):
             return False
         older = self._cache.confirmed_block(content.kv_group, content.value)
         # A block that nobody holds is left alone: to take it would need a free block that this step may count on.
@@ -273,7 +295,6 @@ class KVCacheManager:
             return False
         self._pool.share([older])
         blocks[content.depth] = older
-        self.blocks.parked[step_id].append(own)
         return True
 
     def slide(self, sequence: Sequence, step_id: int) -> None:
@@ -281,17 +302,22 @@ class KVCacheManager:
 
         A prefix keeps what is seen from the end of its last full block, which is where a hit begins.
         """
+        self.blocks.park(step_id, self._pass(sequence))
+
+    def _pass(self, sequence: Sequence) -> list[int]:
+        """Takes out of the sequence's table the blocks that its windows have passed, and returns them."""
         table, position = self._tables[sequence], sequence.placement.num_computed
         if sequence.cache_use is CacheUse.PINNED:
             position -= position % self.block_size
+        passed = []
         for group in self._windowed:
-            blocks, passed = table.groups[group], table.num_passed[group]
+            blocks, begin = table.groups[group], table.num_passed[group]
             first = min(len(blocks), first_visible(self._windows[group], position, self.block_size))
-            for logical in range(passed, first):
-                if blocks[logical] != NULL_BLOCK:
-                    self.blocks.parked[step_id].append(blocks[logical])
-                    blocks[logical] = NULL_BLOCK
-            table.num_passed[group] = max(first, passed)
+            if first > begin:
+                passed += present([blocks[begin:first]])
+                blocks[begin:first] = [NULL_BLOCK] * (first - begin)
+                table.num_passed[group] = first
+        return passed
 
     # -- distrust ---------------------------------------------------------------------------------------------------
 
@@ -330,7 +356,7 @@ class KVCacheManager:
         elif outstanding_step_id is None:
             self._release(table.block_ids)
         else:
-            self.blocks.parked[outstanding_step_id] += table.block_ids
+            self.blocks.park(outstanding_step_id, table.block_ids)
 
     def step_answered(self, step_id: int, *, valid: bool) -> None:
         self.blocks.step_answered(step_id, valid=valid)

@@ -117,13 +117,22 @@ class KVMemory(Protocol):
 
     # -- grow -------------------------------------------------------------------------------------------------------
 
-    def num_missing(self, sequences: Iterable[Sequence]) -> int:
-        """Counts the blocks that one more token for each of `sequences` takes."""
+    def num_missing(self, sequences: Iterable[Sequence], num_tokens: int = 1) -> int:
+        """Counts the blocks that `num_tokens` more tokens for each of `sequences` take."""
 
-    def extend(self, sequence: Sequence) -> Growth | None:
-        """Makes room for the sequence's next token, in blocks of its own; returns what that changes, None if nothing.
+    def extend(self, sequence: Sequence, num_tokens: int = 1) -> Growth | None:
+        """Makes room for the sequence's next `num_tokens` tokens, in blocks of its own; returns what that changes, None
+        if nothing.
 
-        Raises `ValueError` if no block is free.
+        Raises `ValueError` if too few blocks are free.
+        """
+
+    def confirm(self, sequence: Sequence) -> list[Remap]:
+        """Gives up, at once, the room that drafts have left unused, and what no token after the computed ones can see;
+        offers blocks that computed tokens have filled to others with the same tokens. No step with the sequence is
+        outstanding.
+
+        Returns changes of the sequence's table, which must reach the worker in the next plan.
         """
 
     def fork(self, parent: Sequence, child: Sequence) -> None:

@@ -160,15 +160,16 @@ class PrefixCache:
         """Returns the indexed blocks that outstanding steps fill with what they compute of this sequence."""
         return [block_id for block_id, (_, owner) in self._filled_by.items() if owner == sequence_id]
 
-    def insert(self, content: CachedBlock, block_id: int, step_id: int, sequence_id: int) -> bool:
-        """Indexes the block, which will hold this content once `step_id` has computed this sequence. Returns False, and
-        changes nothing, where another block holds it already."""
+    def insert(self, content: CachedBlock, block_id: int, filler: tuple[int, int] | None) -> bool:
+        """Indexes the block, which holds this content, or will once its `filler` has: a step, and the sequence (by id)
+        that it computes there. Returns False, and changes nothing, where another block holds it already."""
         blocks = self._block_of[content.kv_group]
         if content.value in blocks:
             return False
         blocks[content.value] = block_id
         self._content_of[block_id] = content
-        self._filled_by[block_id] = step_id, sequence_id
+        if filler is not None:
+            self._filled_by[block_id] = filler
         return True
 
     def replace(self, content: CachedBlock, block_id: int) -> None:

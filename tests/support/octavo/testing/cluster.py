@@ -33,9 +33,11 @@ from octavo.scheduler.core.events import (
 )
 from octavo.scheduler.core.scheduler import Scheduler
 from octavo.scheduler.core.sequence import SequenceGroup
+from octavo.scheduler.core.speculation.drafter import Drafter
 from octavo.scheduler.kv.census import BlockCensus
 from octavo.scheduler.kv.manager import paged_memory
 from octavo.scheduler.server.event_log import Began, Handled, Planned, Recorder, Scheduled, write_nothing
+from octavo.testing.fakes.draft_checks import check_drafts
 from octavo.testing.fakes.spoilable import SpoilableRunner
 from octavo.testing.oracles.cache_resets import CacheResetWatch
 from octavo.testing.oracles.mechanisms import MechanismWatch
@@ -60,6 +62,7 @@ from octavo.wire.requests import (
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import (
     Ending,
+    FurtherTokens,
     Predecessor,
     SequenceFailure,
     StepOutcome,
@@ -198,8 +201,9 @@ class FakeReplica:
             return self._fail(plan, StepOutcome.OUT_OF_MEMORY)
         self.table.begin(items)
         self.table.complete(items, output)
+        further = check_drafts(self.runner, self.table, plan, output) if plan.drafts else []
         failed = self.table.failures(plan)
-        return self._result(plan, StepOutcome.DONE, output, list(failed.values()))
+        return self._result(plan, StepOutcome.DONE, output, list(failed.values()), further)
 
     def _fail(self, plan: StepPlan, outcome: StepOutcome) -> StepResult:
         self.table.discard(plan)
@@ -207,7 +211,12 @@ class FakeReplica:
         return self._result(plan, outcome, _NO_OUTPUT)
 
     def _result(
-        self, plan: StepPlan, outcome: StepOutcome, output: StepOutput, failed: Sequence[SequenceFailure] = ()
+        self,
+        plan: StepPlan,
+        outcome: StepOutcome,
+        output: StepOutput,
+        failed: Sequence[SequenceFailure] = (),
+        further: Sequence[FurtherTokens] = (),
     ) -> StepResult:
         return StepResult(
             plan.epoch,
@@ -221,6 +230,7 @@ class FakeReplica:
             # The clock on the wall is none of the tests'.
             StepTimes(0, 0, 0, output.times.grammars),
             "",
+            list(further),
         )
 
 
@@ -231,7 +241,8 @@ class Cluster:
     """Runs one core, any replicas, one frontend. Checks every invariant after every event.
 
     `streams` holds the tokens of each request's sequences, by request id and sequence index; `tokens` those of each
-    request's first; `notices` what each was told besides. A router follows what is cached, if `is_routed`.
+    request's first; `notices` what each was told besides. A router follows what is cached, if `is_routed`. The
+    `drafter` guesses for the core, if any is given.
     """
 
     def __init__(
@@ -241,9 +252,11 @@ class Cluster:
         observer: SchedulerObserver | None = None,
         mechanisms: MechanismWatch | None = None,
         is_routed: bool = True,
+        drafter: Drafter | None = None,
         **config: Any,
     ) -> None:
         self.record = record
+        self._drafter = drafter
         self._mechanisms = mechanisms
         self.router = RouterIndex() if is_routed else None
         self.begin(SchedulerConfig(**config), 99, observer)
@@ -267,7 +280,8 @@ class Cluster:
     def begin(self, config: SchedulerConfig, epoch: int, observer: SchedulerObserver | None = None) -> None:
         """Runs a core that knows nothing yet, in place of one before."""
         self.census = BlockCensus() if self.router else None
-        self.core = Scheduler(config, epoch, observer, partial(paged_memory, census=self.census))
+        memory = partial(paged_memory, census=self.census)
+        self.core = Scheduler(config, epoch, observer, memory, drafter=self._drafter)
         if self.router:
             self.router.cell_restarted()
 
@@ -401,6 +415,7 @@ class Cluster:
                     if isinstance(message, StepPlan):
                         self.record(Planned(message))
                         tokens = sum(work.num_tokens for work in message.work)
+                        tokens += sum(len(draft.token_ids) for draft in message.drafts)
                         assert tokens <= self.core.replicas[replica_id].token_budget, "a step beyond its budget"
                     self.replicas[replica_id].take(message)
                 case SendToFrontend(_, message):

@@ -13,12 +13,23 @@ from octavo.scheduler.core.admission import (
 )
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.sequence import Placement, RequestGroup, Sequence, SequenceGroup
+from octavo.scheduler.core.speculation.draft import Draft
+from octavo.scheduler.core.speculation.speculation import Speculation
 from octavo.scheduler.core.step import grammar_time
 from octavo.scheduler.core.step.preemption import GrowthBefore, prefers_swapping
 from octavo.scheduler.core.steps_in_flight import OutstandingStep
 from octavo.scheduler.kv.memory import Growth
 from octavo.wire.base import NULL_BLOCK
-from octavo.wire.steps import BlockMove, BlockMoves, Remap, SequenceFork, SequenceStart, SequenceWork, StepPlan
+from octavo.wire.steps import (
+    BlockMove,
+    BlockMoves,
+    Remap,
+    SequenceDraft,
+    SequenceFork,
+    SequenceStart,
+    SequenceWork,
+    StepPlan,
+)
 
 _UNCHANGED = Growth()
 # One object of each for all work items: most have none.
@@ -35,6 +46,8 @@ class StepBuilder:
     budget: int
     # The first waiting group that has lost its blocks and may come here; looked for where others are swapped out.
     returning: RequestGroup | None = None
+    # What gives decodes drafts; None: they get none.
+    speculation: Speculation | None = None
     step_id: int = field(init=False)
     num_tokens: int = 0
     # Microseconds of grammars of groups whose first token the step chooses.
@@ -49,6 +62,10 @@ class StepBuilder:
     # Table entries that change once this step is planned: the next plan reports them.
     later_remaps: list[tuple[Sequence, Remap]] = field(default_factory=list)
     work: list[SequenceWork] = field(default_factory=list)
+    # Drafts that the step checks, in the order of the work.
+    drafts: list[tuple[SequenceGroup, Sequence, Draft]] = field(default_factory=list)
+    # The next plan has to wait for this step's answer.
+    is_awaited: bool = False
     groups: list[SequenceGroup] = field(default_factory=list)
     samplers: list[tuple[SequenceGroup, Sequence]] = field(default_factory=list)
     beams: list[tuple[SequenceGroup, Sequence]] = field(default_factory=list)
@@ -108,10 +125,20 @@ class StepBuilder:
 
     # -- compute ----------------------------------------------------------------------------------------------------
 
-    def compute(self, group: SequenceGroup, sequence: Sequence, num_tokens: int) -> None:
-        """Adds the next `num_tokens` tokens of a sequence; with its last known one, the next is chosen."""
+    def check(self, group: SequenceGroup, sequence: Sequence, draft: Draft) -> None:
+        """Adds the last known token of a sequence and guesses of those that follow it, as further rows."""
+        num_guesses = len(draft.token_ids)
+        self.compute(group, sequence, 1, 1 + num_guesses)
+        self.budget -= num_guesses
+        self.num_tokens += num_guesses
+        sequence.placement.draft = draft
+        self.drafts.append((group, sequence, draft))
+
+    def compute(self, group: SequenceGroup, sequence: Sequence, num_tokens: int, room: int = 1) -> None:
+        """Adds the next `num_tokens` tokens of a sequence; with its last known one, the next is chosen. New blocks give
+        it room for the next `room` tokens, where it has none yet."""
         kv, placement = self.replica.kv, sequence.placement
-        growth = kv.extend(sequence)
+        growth = kv.extend(sequence, room)
         new_block_ids = _NO_BLOCKS
         if growth is not None or not placement.is_introduced:
             growth = growth or _UNCHANGED
@@ -295,6 +322,7 @@ class StepBuilder:
         if not self.work and not self.swap_out:
             return None
         replica, told = self.replica, self.replica.next_plan
+        drafts = {sequence.placement.sequence_id: draft for _, sequence, draft in self.drafts}
         pending = [(owner, remap) for owner, remap in told.remaps if _is_current(replica, owner, remap)]
         plan = StepPlan(
             epoch=epoch,
@@ -307,6 +335,7 @@ class StepBuilder:
             forks=self.forks,
             remaps=[remap for _, remap in pending] + self.remaps,
             work=self.work,
+            drafts=[SequenceDraft(sequence_id, draft.token_ids) for sequence_id, draft in drafts.items()],
         )
         remapped = [owner for owner, _ in pending]
         step = OutstandingStep(
@@ -319,8 +348,9 @@ class StepBuilder:
             self.num_tokens,
             self.prefills,
             now,
+            drafts,
         )
-        replica.sent(step, self.later_remaps)
+        replica.sent(step, self.later_remaps, is_awaited=self.is_awaited)
         return plan
 
 

@@ -31,6 +31,11 @@ def in_turn(replica: Replica, decodes: list[Decode], *, prefills: bool) -> list[
     return [decode for decode in decodes if decode[0] not in waiting] if waiting else decodes
 
 
+def left_by(decodes: list[Decode]) -> int:
+    """Returns the microseconds of grammars that these decodes leave of a step."""
+    return max(0, STEP_US - sum(group.grammar.us for group, _ in decodes if group.grammar is not None))
+
+
 def tokens_worth(grammar: GrammarCost, replica: Replica) -> int:
     """Returns how many tokens the replica computes in the time that a token takes for its grammar."""
     return round(grammar.us * replica.stats.token_rate / 1e6)

@@ -5,8 +5,18 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from msgspec import structs
+
 from octavo.scheduler.core.replica import Replica
-from octavo.scheduler.core.sequence import PrefixGroup, RequestGroup, Sequence, SequenceGroup, SequenceStatus
+from octavo.scheduler.core.sequence import (
+    DraftCounts,
+    PrefixGroup,
+    RequestGroup,
+    Sequence,
+    SequenceGroup,
+    SequenceStatus,
+)
+from octavo.scheduler.core.speculation.draft import Draft
 from octavo.scheduler.core.step.beam_search import BeamSearchState, Continuation
 from octavo.scheduler.core.steps_in_flight import OutstandingStep
 from octavo.wire import history
@@ -15,6 +25,7 @@ from octavo.wire.sampling import Logprobs
 from octavo.wire.steps import (
     Candidates,
     FailureReason,
+    FurtherTokens,
     GrammarTime,
     PromptLogprobs,
     SampledToken,
@@ -65,13 +76,14 @@ _NO_LOGPROBS: list[Logprobs] = []
 
 @dataclass(slots=True)
 class Outcome:
-    """A step's results: deltas by frontend, groups that have ended, why sequences have, and prefixes whose KV is
-    computed."""
+    """A step's results: deltas by frontend, groups that have ended, why sequences have, prefixes whose KV is computed,
+    and drafts that were checked, with the numbers of guesses that became tokens."""
 
     deltas: defaultdict[int, list[Delta]] = field(default_factory=lambda: defaultdict(list))
     finished: list[RequestGroup] = field(default_factory=list)
     reasons: list[FinishReason] = field(default_factory=list)
     prefixes: list[PrefixGroup] = field(default_factory=list)
+    drafts: list[tuple[Draft, int]] = field(default_factory=list)
 
 
 Member = tuple[SequenceGroup, Sequence]
@@ -79,7 +91,7 @@ Member = tuple[SequenceGroup, Sequence]
 
 def answers(step: OutstandingStep, result: StepResult) -> bool:
     """Tells whether a result says exactly what the step asked for: of every sequence that chooses, its token or that it
-    failed; of others at most that they failed."""
+    failed; of those with a draft further tokens, as far as the draft was right; of others at most that they failed."""
     if result.outcome is not StepOutcome.DONE:
         return True
     asked = [sequence.placement.sequence_id for _, sequence in _unfailed(step.samplers, result)]
@@ -88,7 +100,24 @@ def answers(step: OutstandingStep, result: StepResult) -> bool:
         [sampled.sequence_id for sampled in result.sampled] == asked
         and [candidates.sequence_id for candidates in result.candidates] == wanted
         and (not result.failed or _are_members(step, result.failed))
+        and (not result.further or _continue_drafts(step, result))
     )
+
+
+def _continue_drafts(step: OutstandingStep, result: StepResult) -> bool:
+    """Tells whether further tokens come of sequences with a draft, in the order of those that sampled, each after a
+    guess that was right, and with logprobs if the sequence's first token has them."""
+    firsts = {sampled.sequence_id: sampled for sampled in result.sampled if sampled.sequence_id in step.drafts}
+    named = [further.sequence_id for further in result.further]
+    return named == [sequence_id for sequence_id in firsts if sequence_id in set(named)] and all(
+        _continues(firsts[further.sequence_id], further, step.drafts[further.sequence_id]) for further in result.further
+    )
+
+
+def _continues(first: SampledToken, further: FurtherTokens, draft: Draft) -> bool:
+    guessed = [first.token_id, *further.token_ids[:-1]]
+    num_logprobs = 0 if first.logprobs is None else len(further.token_ids)
+    return guessed == draft.token_ids[: len(guessed)] and len(further.logprobs) == num_logprobs
 
 
 def _unfailed(members: list[Member], result: StepResult) -> list[Member]:
@@ -197,9 +226,10 @@ def accept(replica: Replica, step: OutstandingStep, result: StepResult) -> Outco
     # Sequences are skipped that have been aborted or have finished since the plan was made, or are to start over: their
     # tokens may come of what was never computed.
     restarts = replica.restarts
+    further = {each.sequence_id: each for each in result.further}
     for (group, sequence), sampled in zip(_unfailed(step.samplers, result), result.sampled, strict=True):
         if sequence.status is SequenceStatus.RUNNING and group not in restarts:
-            _append_sampled(replica, group, sequence, sampled, outcome)
+            _append_sampled(replica, group, sequence, sampled, further, outcome)
     for (group, beam), candidates in zip(_unfailed(step.beams, result), result.candidates, strict=True):
         if beam.status is SequenceStatus.RUNNING and group not in restarts:
             _take_candidates(replica, group, beam, candidates, outcome)
@@ -211,7 +241,8 @@ def _note_grammar_times(step: OutstandingStep, times: list[GrammarTime]) -> None
     taken: defaultdict[SequenceGroup, list[int]] = defaultdict(list)
     for each in times:
         if (found := groups.get(each.sequence_id)) is not None:
-            taken[found].append(each.microseconds)
+            draft = step.drafts.get(each.sequence_id)
+            taken[found].append(each.microseconds // (1 if draft is None else 1 + len(draft.token_ids)))
     for group, microseconds in taken.items():
         if group.grammar is not None:
             group.grammar.took(sum(microseconds) // len(microseconds))
@@ -221,7 +252,12 @@ def _note_grammar_times(step: OutstandingStep, times: list[GrammarTime]) -> None
 
 
 def _append_sampled(
-    replica: Replica, group: SequenceGroup, sequence: Sequence, sampled: SampledToken, outcome: Outcome
+    replica: Replica,
+    group: SequenceGroup,
+    sequence: Sequence,
+    sampled: SampledToken,
+    further: dict[int, FurtherTokens],
+    outcome: Outcome,
 ) -> None:
     # Python tells faster what a group is than what it is not, and nearly all are requests.
     if not isinstance(group, RequestGroup):
@@ -230,7 +266,8 @@ def _append_sampled(
     if sequence.is_unwanted:
         _finish(replica, group, sequence, outcome)
         return
-    request, logprobs = group.request, sampled.logprobs
+    request, token_ids = group.request, [sampled.token_id]
+    logprobs = _NO_LOGPROBS if sampled.logprobs is None else [sampled.logprobs]
     start_index, previous_hash = sequence.num_known - sequence.num_prompt, sequence.history_hash
     sequence.append(sampled.token_id)
     placement = sequence.placement
@@ -239,25 +276,72 @@ def _append_sampled(
     if sequence.num_known % replica.kv.block_size == 0 and placement.num_computed == sequence.num_known:
         replica.index(sequence)
     finish_reason = group.finish_reason(sequence)
-    outcome.deltas[group.frontend_id].append(
-        Delta(
-            request.request_id,
-            request.attempt,
-            sequence.index,
-            start_index,
-            previous_hash,
-            [sampled.token_id],
-            finish_reason,
-            group.preemptions,
-            group.swaps,
-            group.cached_prompt_tokens or 0,
-            _NO_LOGPROBS if logprobs is None else [logprobs],
-            _take_prompt_logprobs(group) if group.prompt_logprobs and sequence.index == 0 else _NO_LOGPROBS,
-        )
+    if placement.draft is not None:
+        answer = further.get(placement.sequence_id)
+        if answer is not None and finish_reason is None:
+            finish_reason = _append_further(group, sequence, answer, token_ids, logprobs)
+        _settle_draft(replica, sequence, 0 if answer is None else len(answer.token_ids), len(token_ids), outcome)
+    delta = Delta(
+        request.request_id,
+        request.attempt,
+        sequence.index,
+        start_index,
+        previous_hash,
+        token_ids,
+        finish_reason,
+        group.preemptions,
+        group.swaps,
+        group.cached_prompt_tokens or 0,
+        logprobs,
+        _take_prompt_logprobs(group) if group.prompt_logprobs and sequence.index == 0 else _NO_LOGPROBS,
     )
+    if sequence.draft_counts is not None:
+        delta = _with_counts(delta, sequence.draft_counts)
+    outcome.deltas[group.frontend_id].append(delta)
     if finish_reason is not None:
         outcome.reasons.append(finish_reason)
         _finish(replica, group, sequence, outcome)
+
+
+def _append_further(
+    group: RequestGroup, sequence: Sequence, answer: FurtherTokens, token_ids: list[int], logprobs: list[Logprobs]
+) -> FinishReason | None:
+    """Appends tokens after the first of an answer until one ends the sequence, which makes the others void; adds them
+    to `token_ids` and `logprobs`, and returns the reason of the end."""
+    for place, token_id in enumerate(answer.token_ids):
+        sequence.append(token_id)
+        token_ids.append(token_id)
+        if answer.logprobs:
+            logprobs.append(answer.logprobs[place])
+        if (finish_reason := group.finish_reason(sequence)) is not None:
+            return finish_reason
+    return None
+
+
+def _settle_draft(replica: Replica, sequence: Sequence, num_right: int, num_tokens: int, outcome: Outcome) -> None:
+    """Books the answer to a draft, of which so many guesses were right, and which brought so many tokens."""
+    placement = sequence.placement
+    draft, placement.draft = placement.draft, None
+    assert draft is not None
+    # All but the last of the tokens were guesses, and so are computed.
+    placement.num_computed += num_tokens - 1
+    num_accepted = min(num_right, num_tokens)
+    if sequence.draft_counts is None:
+        sequence.draft_counts = DraftCounts()
+    sequence.draft_counts.checked(draft, num_accepted)
+    replica.stats.checked(len(draft.token_ids), num_right)
+    outcome.drafts.append((draft, num_accepted))
+    replica.confirm(sequence)
+
+
+def _with_counts(delta: Delta, counts: DraftCounts) -> Delta:
+    return structs.replace(
+        delta,
+        drafted=counts.drafted,
+        accepted=counts.accepted,
+        accepted_predictions=counts.accepted_predictions,
+        rejected_predictions=counts.rejected_predictions,
+    )
 
 
 def _finish(replica: Replica, group: RequestGroup, sequence: Sequence, outcome: Outcome) -> None:

@@ -45,7 +45,7 @@ class StepPolicy:
 
 
 def empty_step(state: SchedulerState, replica: Replica) -> StepBuilder:
-    """Returns an empty step of `replica`."""
+    """Returns an empty step of `replica`, which gives no drafts."""
     returning = next(state.replica_table.returning(replica), None) if replica.swapped else None
     return StepBuilder(replica, replica.token_budget, returning)
 
@@ -60,7 +60,7 @@ def _begin_chunked(builder: StepBuilder, head: SequenceGroup | None, now: float)
     Returns whether the builder stands (`octavo.scheduler.core.step.running.decode`).
     """
     found = running.runnable(builder.replica)
-    if not running.decode(builder, found.decodes):
+    if not running.decode(builder, found, head):
         return False
     running.continue_prefills(builder, found.prefilling)
     running.start_prefixes(builder)
@@ -126,7 +126,7 @@ def _may_prefill(builder: StepBuilder, head: SequenceGroup | None, now: float) -
 
 
 def _decode(builder: StepBuilder) -> bool:
-    if not running.decode(builder, running.runnable(builder.replica).decodes):
+    if not running.decode(builder, running.runnable(builder.replica)):
         return False
     running.resume_swapped(builder)
     return True

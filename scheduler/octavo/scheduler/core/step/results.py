@@ -6,7 +6,12 @@ from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.sequence import PrefixGroup, RequestGroup, SequenceGroup
 from octavo.scheduler.core.state import SchedulerState
 from octavo.scheduler.core.step import outputs as results
-from octavo.scheduler.core.steps_in_flight import MAX_NON_FINITE, NON_FINITE_WINDOW_S, OutstandingStep
+from octavo.scheduler.core.steps_in_flight import (
+    MAX_NON_FINITE,
+    NON_FINITE_WINDOW_S,
+    OutstandingStep,
+    num_sampled,
+)
 from octavo.wire.requests import Deltas, RejectReason
 from octavo.wire.steps import FailureReason, StepOutcome, StepResult
 
@@ -23,8 +28,7 @@ def take(state: SchedulerState, replica: Replica, result: StepResult, now: float
     seconds = replica.answered(step, result, now)
     if done:
         state.requests.suspects.computed(step)
-        num_sampled = len(result.sampled) + len(result.candidates)
-        state.observer.step(step.num_tokens, num_sampled, len(step.groups), seconds)
+        state.observer.step(step.num_tokens, num_sampled(result), len(step.groups), seconds)
         is_non_finite = results.is_non_finite(replica, step, failures)
         _end_failed(state, replica, failures, is_non_finite=is_non_finite)
         _book(state, replica, results.accept(replica, step, result))
@@ -43,6 +47,8 @@ def _book(state: SchedulerState, replica: Replica, outcome: results.Outcome) -> 
         state.outbox.to_frontend(frontend_id, Deltas(state.epoch, deltas))
     for reason in outcome.reasons:
         state.observer.finished(reason)
+    for draft, num_accepted in outcome.drafts:
+        state.observer.drafted(draft.source.value, len(draft.token_ids), num_accepted)
     for group in outcome.finished:
         replica.remove(group)
         state.requests.finish(group)

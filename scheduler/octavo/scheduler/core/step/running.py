@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from octavo.scheduler.core.admission import Obstacle, ObstacleKind, returns_before, start_obstacle
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from octavo.scheduler.core.speculation.speculation import Speculation
 from octavo.scheduler.core.step import grammar_time
 from octavo.scheduler.core.step.builder import StepBuilder
 
@@ -36,7 +37,9 @@ def runnable(replica: Replica) -> Runnable:
             if num_computed + 1 != sequence.num_known + in_flight or num_computed < sequence.num_prompt:
                 prefilling.append(group)
             # As `may_compute` has it, which a call for each of thousands would take long to say.
-            elif not in_flight or (group.search is None and num_computed + 1 < group.longest):
+            elif not in_flight or (
+                placement.draft is None and group.search is None and num_computed + 1 < group.longest
+            ):
                 decodes.append((group, sequence))
             continue
         sequences = _unanswered(group)
@@ -58,21 +61,59 @@ def _unanswered(group: SequenceGroup) -> list[Sequence]:
     return [beam for beam in holders if beam.index not in group.search.candidates]
 
 
-def decode(builder: StepBuilder, decodes: list[Decode]) -> bool:
-    """Adds the next token of every sequence that is past its prompt.
+def decode(builder: StepBuilder, found: Runnable, head: SequenceGroup | None = None) -> bool:
+    """Adds the next token of every sequence that is past its prompt, with drafts of what follows where these pay;
+    `head` is the first group that waits to come here.
 
     Returns whether the builder stands. It does not if blocks are lacking while a step is outstanding: preemption waits
-    for its answer, so that what is preempted is exactly known. Nothing has been booked then.
+    for its answer, so that what is preempted is exactly known; nor if that answer is needed for drafts. Nothing has
+    been booked then.
     """
-    replica = builder.replica
+    replica, decodes = builder.replica, found.decodes
     if _lacks_blocks(replica, decodes):
         if replica.outstanding:
             return False
         decodes = _preempt(builder, decodes)
+    elif builder.speculation is not None and decodes:
+        return _decode_with_drafts(builder, builder.speculation, found, head)
     # Decodes never exceed the budget: each has a sequence slot, and there are no more slots than tokens in a step.
     for group, sequence in decodes:
         builder.compute(group, sequence, 1)
     return True
+
+
+def _decode_with_drafts(
+    builder: StepBuilder, speculation: Speculation, found: Runnable, head: SequenceGroup | None
+) -> bool:
+    """Decodes as `decode` does where no block is lacking, with drafts of what that leaves: nothing is preempted for
+    them, and they keep no group out."""
+    replica = builder.replica
+    spending = speculation.spend(replica, found.decodes, _rows_left(builder, found, head), _blocks_kept(replica, head))
+    if not spending.stands:
+        return False
+    for group, sequence in spending.decodes:
+        draft = spending.drafts.get(sequence)
+        if draft is None:
+            builder.compute(group, sequence, 1)
+        else:
+            builder.check(group, sequence, draft)
+    builder.is_awaited = spending.is_awaited and bool(spending.drafts)
+    return True
+
+
+def _rows_left(builder: StepBuilder, found: Runnable, head: SequenceGroup | None) -> int:
+    """Counts the rows that decodes and the prompts of running groups leave of a step: half of them where a group waits
+    for some."""
+    prompts = sum(sequence.num_uncomputed for group in found.prefilling for sequence in group.holders)
+    left = max(0, builder.budget - len(found.decodes) - prompts)
+    return left if head is None else left // 2
+
+
+def _blocks_kept(replica: Replica, head: SequenceGroup | None) -> int:
+    """Counts the free blocks that are the first waiting group's, if it could come."""
+    if head is None:
+        return 0
+    return replica.kv.num_needed(head) + replica.kv.watermark_blocks
 
 
 def continue_prefills(builder: StepBuilder, groups: list[SequenceGroup]) -> None:

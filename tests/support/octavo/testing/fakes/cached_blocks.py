@@ -29,7 +29,7 @@ class CachedBlocks:
         self._num_steps += 1
         for depth, value in enumerate(block_hashes(sequence, self._size)[first:], first):
             self._num_blocks += 1
-            self.cache.insert(CachedBlock(value, kv_group, depth), self._num_blocks, self._num_steps, self._num_steps)
+            self.cache.insert(CachedBlock(value, kv_group, depth), self._num_blocks, (self._num_steps, self._num_steps))
         assert self.cache.watch is not None
         self.cache.watch.filled(sequence, first)
         return self._num_steps

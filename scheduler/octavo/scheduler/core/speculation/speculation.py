@@ -1,0 +1,152 @@
+"""Speculation: which sequences of a step get drafts, how long ones, and which wait for an answer so that they can."""
+
+from dataclasses import dataclass, field
+
+from octavo.scheduler.core.config import SchedulerConfig
+from octavo.scheduler.core.replica import Replica
+from octavo.scheduler.core.sequence import RequestGroup, Sequence, SequenceGroup
+from octavo.scheduler.core.speculation.draft import Draft
+from octavo.scheduler.core.speculation.drafter import Drafter
+from octavo.scheduler.core.speculation.pricing import Decision, Offer, Pace, always
+from octavo.scheduler.core.step import grammar_time
+from octavo.wire.steps import MAX_DRAFT_TOKENS
+
+# Workers of older schemas know no drafts, nor what becomes of their blocks.
+_FIRST_SCHEMA = 9
+
+Decode = tuple[SequenceGroup, Sequence]
+_Proposal = tuple[RequestGroup, Sequence, Draft]
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """The `decodes` of a step that are planned now, and the `drafts` of some of them. `is_awaited`: the next plan waits
+    for the step's answer; with `stands` false this one waits for those that are outstanding."""
+
+    decodes: list[Decode]
+    drafts: dict[Sequence, Draft] = field(default_factory=dict)
+    is_awaited: bool = False
+    stands: bool = True
+
+
+@dataclass(slots=True)
+class Leftovers:
+    """What decodes and prompts leave to drafts of a step: `rows` of it, free `blocks`, and microseconds of grammars."""
+
+    rows: int
+    blocks: int
+    grammar_us: int
+
+
+class Speculation:
+    """Asks a drafter for guesses, and decides by their price which are checked."""
+
+    def __init__(self, config: SchedulerConfig, drafter: Drafter) -> None:
+        self._setting = config.speculation
+        self._most = config.speculation if isinstance(config.speculation, int) else MAX_DRAFT_TOKENS
+        self._drafter = drafter
+
+    def serves(self, replica: Replica) -> bool:
+        """Tells whether decodes of the replica's next step may get drafts.
+
+        A suspect runs without them. While a group that is swapped out, or a prefix to be pinned, waits for blocks and
+        tokens of a step, drafts take none.
+        """
+        if not isinstance(self._setting, int):
+            return False
+        return not (
+            replica.hello.schema_version < _FIRST_SCHEMA
+            or replica.isolates
+            or replica.swapped
+            or replica.prefixes.to_compute
+        )
+
+    def forget(self, group: RequestGroup) -> None:
+        """Lets go of a group that has ended."""
+        if self._setting != "off":
+            self._drafter.forget(group)
+
+    def spend(self, replica: Replica, decodes: list[Decode], num_rows: int, num_kept: int) -> Spending:
+        """Returns which of a step's decodes are planned now, and drafts for them: of `num_rows` guesses at most, and in
+        free blocks of which `num_kept` are others'."""
+        self._drafter.begin_step()
+        proposals = self._proposals(replica, decodes)
+        if not proposals:
+            return Spending(decodes)
+        offers = [Offer(draft.chances, sequence.placement.num_in_flight > 0) for _, sequence, draft in proposals]
+        decision = self._decide(offers)
+        if decision.pace is Pace.ALL and replica.outstanding:
+            return Spending(decodes, stands=False)
+        chosen = [(proposal, count) for proposal, count in zip(proposals, decision.counts, strict=True) if count]
+        waiting = {sequence for (_, sequence, _), _ in chosen if sequence.placement.num_in_flight}
+        going = [decode for decode in decodes if decode[1] not in waiting]
+        ready = [(proposal, count) for proposal, count in chosen if proposal[1] not in waiting]
+        drafts = _fitting(replica, ready, _leftovers(replica, going, len(ready), num_rows, num_kept))
+        return Spending(going, drafts, is_awaited=decision.pace is Pace.ALL)
+
+    def _decide(self, offers: list[Offer]) -> Decision:
+        return always(self._most, offers)
+
+    def _proposals(self, replica: Replica, decodes: list[Decode]) -> list[_Proposal]:
+        """Returns the drafts that the drafter proposes, with their sequences, in the order of `decodes`."""
+        found: list[_Proposal] = []
+        vocab_size = replica.hello.model.vocab_size
+        for group, sequence in decodes:
+            if not isinstance(group, RequestGroup) or not _may_draft(group, sequence):
+                continue
+            most = min(self._most, group.longest - sequence.num_known - 1)
+            draft = self._drafter.propose(group, sequence, most) if most > 0 else None
+            if draft is not None and (sound := _cut(draft, min(most, _num_sound(draft.token_ids, vocab_size)))):
+                found.append((group, sequence, sound))
+        return found
+
+
+def _may_draft(group: RequestGroup, sequence: Sequence) -> bool:
+    """Tells whether a sequence's next token may come with a draft: beams and those that others follow have none."""
+    return group.search is None and not sequence.is_unwanted and not group.followers(sequence)
+
+
+def _num_sound(token_ids: list[int], vocab_size: int) -> int:
+    """Counts the first guesses that are tokens at all: a client may predict anything."""
+    if min(token_ids, default=0) >= 0 and max(token_ids, default=0) < vocab_size:
+        return len(token_ids)
+    return next(place for place, token_id in enumerate(token_ids) if not 0 <= token_id < vocab_size)
+
+
+def _cut(draft: Draft, count: int) -> Draft | None:
+    """Returns the first `count` guesses; None where that is none."""
+    if count >= len(draft.token_ids):
+        return draft if draft.token_ids else None
+    return Draft(draft.token_ids[:count], draft.chances[:count], draft.source) if count else None
+
+
+def _leftovers(replica: Replica, decodes: list[Decode], num_ready: int, num_rows: int, num_kept: int) -> Leftovers:
+    """Counts what is left to drafts: of the free blocks what neither these decodes take, nor those without a draft in
+    the next step, which is planned before this one is answered."""
+    kv = replica.kv
+    soon = (len(decodes) - num_ready) * kv.blocks_for(1)
+    blocks = kv.num_free - kv.num_missing(sequence for _, sequence in decodes) - soon - num_kept
+    return Leftovers(num_rows, max(0, blocks), grammar_time.left_by(decodes))
+
+
+def _fitting(replica: Replica, ready: list[tuple[_Proposal, int]], left: Leftovers) -> dict[Sequence, Draft]:
+    """Returns the drafts by sequence, the first `count` guesses of each, as far as there is room for them."""
+    drafts: dict[Sequence, Draft] = {}
+    for (group, sequence, draft), count in ready:
+        count = min(count, left.rows)
+        if group.grammar is not None:
+            count = min(count, left.grammar_us // max(1, group.grammar.us))
+        while count and _num_more(replica, sequence, count) > left.blocks:
+            count -= 1
+        if count and (cut := _cut(draft, count)):
+            drafts[sequence] = cut
+            left.rows -= count
+            left.blocks -= _num_more(replica, sequence, count)
+            left.grammar_us -= count * group.grammar.us if group.grammar is not None else 0
+    return drafts
+
+
+def _num_more(replica: Replica, sequence: Sequence, num_guesses: int) -> int:
+    """Counts the blocks that guesses take beside those of the token before them."""
+    kv = replica.kv
+    return kv.num_missing((sequence,), 1 + num_guesses) - kv.num_missing((sequence,))
