@@ -89,6 +89,7 @@ def _unchanged(replica: Replica) -> list[object]:
         replica.config,
         replica.stats,
         replica.size,
+        replica.prices,
         replica.steps,
         replica.availability,
     ]

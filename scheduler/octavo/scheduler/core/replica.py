@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.sequence import PrefixGroup, RequestGroup, Sequence, SequenceGroup, SequenceStatus
+from octavo.scheduler.core.speculation.pricing import Prices
 from octavo.scheduler.core.steps_in_flight import NextPlan, OutstandingStep, ReplicaStats, StepsInFlight, StepSize
 from octavo.scheduler.kv.memory import KVMemory
 from octavo.wire.requests import Prefix, RejectReason
@@ -93,6 +94,7 @@ class Replica:
     # a step.
     suspect: RequestGroup | None = None
     size: StepSize = field(init=False)
+    prices: Prices = field(init=False)
     # In order of arrival; changed by `add` and `remove` alone.
     running: list[SequenceGroup] = field(default_factory=list)
     num_running_seqs: int = 0
@@ -109,6 +111,7 @@ class Replica:
         device = self.hello.device
         budget, max_seqs = self.config.token_budget(device), self.config.max_parallel_on(device)
         self.size = StepSize(budget, max_seqs, min_tokens=self.hello.block_size)
+        self.prices = Prices(self.hello.costs.rows if self.hello.costs else [])
 
     @property
     def replica_id(self) -> int:
@@ -188,6 +191,8 @@ class Replica:
         self.kv.step_answered(step.step_id, valid=done)
         if done:
             self.stats.add(step, result)
+            if step.is_alone and self.prices.is_known:
+                self.prices.answered_alone(seconds, result.times)
             self.size.passed()
         return seconds
 

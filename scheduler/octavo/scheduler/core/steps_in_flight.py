@@ -33,6 +33,8 @@ class OutstandingStep:
     # A prompt is computed in the step.
     prefills: bool
     sent_at: float
+    # No other was outstanding when the step was sent.
+    is_alone: bool = False
     # Drafts that the step checks, by the ids of sequences in `samplers`.
     drafts: dict[int, Draft] = field(default_factory=dict)
 

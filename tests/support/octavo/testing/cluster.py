@@ -37,7 +37,6 @@ from octavo.scheduler.core.speculation.drafter import Drafter
 from octavo.scheduler.kv.census import BlockCensus
 from octavo.scheduler.kv.manager import paged_memory
 from octavo.scheduler.server.event_log import Began, Handled, Planned, Recorder, Scheduled, write_nothing
-from octavo.testing.fakes.draft_checks import check_drafts
 from octavo.testing.fakes.spoilable import SpoilableRunner
 from octavo.testing.oracles.cache_resets import CacheResetWatch
 from octavo.testing.oracles.mechanisms import MechanismWatch
@@ -62,7 +61,6 @@ from octavo.wire.requests import (
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import (
     Ending,
-    FurtherTokens,
     Predecessor,
     SequenceFailure,
     StepOutcome,
@@ -201,9 +199,8 @@ class FakeReplica:
             return self._fail(plan, StepOutcome.OUT_OF_MEMORY)
         self.table.begin(items)
         self.table.complete(items, output)
-        further = check_drafts(self.runner, self.table, plan, output) if plan.drafts else []
         failed = self.table.failures(plan)
-        return self._result(plan, StepOutcome.DONE, output, list(failed.values()), further)
+        return self._result(plan, StepOutcome.DONE, output, list(failed.values()))
 
     def _fail(self, plan: StepPlan, outcome: StepOutcome) -> StepResult:
         self.table.discard(plan)
@@ -216,7 +213,6 @@ class FakeReplica:
         outcome: StepOutcome,
         output: StepOutput,
         failed: Sequence[SequenceFailure] = (),
-        further: Sequence[FurtherTokens] = (),
     ) -> StepResult:
         return StepResult(
             plan.epoch,
@@ -230,7 +226,7 @@ class FakeReplica:
             # The clock on the wall is none of the tests'.
             StepTimes(0, 0, 0, output.times.grammars),
             "",
-            list(further),
+            output.further,
         )
 
 

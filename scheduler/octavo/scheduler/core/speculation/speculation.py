@@ -7,7 +7,7 @@ from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.sequence import RequestGroup, Sequence, SequenceGroup
 from octavo.scheduler.core.speculation.draft import Draft
 from octavo.scheduler.core.speculation.drafter import Drafter
-from octavo.scheduler.core.speculation.pricing import Decision, Offer, Pace, always
+from octavo.scheduler.core.speculation.pricing import Decision, Offer, Pace, Prices, always, decide
 from octavo.scheduler.core.step import grammar_time
 from octavo.wire.steps import MAX_DRAFT_TOKENS
 
@@ -30,12 +30,12 @@ class Spending:
 
 
 @dataclass(slots=True)
-class Leftovers:
-    """What decodes and prompts leave to drafts of a step: `rows` of it, free `blocks`, and microseconds of grammars."""
+class Room:
+    """What others leave to drafts of a step: `rows` of it, free `blocks`, and microseconds of grammars."""
 
     rows: int
     blocks: int
-    grammar_us: int
+    grammar_us: int = grammar_time.STEP_US
 
 
 class Speculation:
@@ -52,7 +52,7 @@ class Speculation:
         A suspect runs without them. While a group that is swapped out, or a prefix to be pinned, waits for blocks and
         tokens of a step, drafts take none.
         """
-        if not isinstance(self._setting, int):
+        if self._setting == "off" or (self._setting == "auto" and not replica.prices.is_known):
             return False
         return not (
             replica.hello.schema_version < _FIRST_SCHEMA
@@ -66,25 +66,31 @@ class Speculation:
         if self._setting != "off":
             self._drafter.forget(group)
 
-    def spend(self, replica: Replica, decodes: list[Decode], num_rows: int, num_kept: int) -> Spending:
-        """Returns which of a step's decodes are planned now, and drafts for them: of `num_rows` guesses at most, and in
-        free blocks of which `num_kept` are others'."""
+    def spend(self, replica: Replica, decodes: list[Decode], other_rows: int, room: Room) -> Spending:
+        """Returns which of a step's decodes are planned now beside `other_rows` of prompts, and drafts for them as far
+        as there is `room`."""
+        if self._setting == "auto" and not replica.prices.may_pay(len(decodes), other_rows):
+            return Spending(decodes)
         self._drafter.begin_step()
         proposals = self._proposals(replica, decodes)
         if not proposals:
             return Spending(decodes)
         offers = [Offer(draft.chances, sequence.placement.num_in_flight > 0) for _, sequence, draft in proposals]
-        decision = self._decide(offers)
+        decision = self._decide(replica.prices, offers, len(decodes), other_rows, room.rows)
         if decision.pace is Pace.ALL and replica.outstanding:
             return Spending(decodes, stands=False)
         chosen = [(proposal, count) for proposal, count in zip(proposals, decision.counts, strict=True) if count]
         waiting = {sequence for (_, sequence, _), _ in chosen if sequence.placement.num_in_flight}
         going = [decode for decode in decodes if decode[1] not in waiting]
         ready = [(proposal, count) for proposal, count in chosen if proposal[1] not in waiting]
-        drafts = _fitting(replica, ready, _leftovers(replica, going, len(ready), num_rows, num_kept))
+        drafts = _fitting(replica, ready, _leftovers(replica, going, len(ready), room))
         return Spending(going, drafts, is_awaited=decision.pace is Pace.ALL)
 
-    def _decide(self, offers: list[Offer]) -> Decision:
+    def _decide(
+        self, prices: Prices, offers: list[Offer], num_decodes: int, other_rows: int, num_rows: int
+    ) -> Decision:
+        if self._setting == "auto":
+            return decide(prices, offers, num_decodes, other_rows, num_rows)
         return always(self._most, offers)
 
     def _proposals(self, replica: Replica, decodes: list[Decode]) -> list[_Proposal]:
@@ -94,7 +100,8 @@ class Speculation:
         for group, sequence in decodes:
             if not isinstance(group, RequestGroup) or not _may_draft(group, sequence):
                 continue
-            most = min(self._most, group.longest - sequence.num_known - 1)
+            # Of a token in flight the first guess is for that, and takes no row.
+            most = min(self._most + sequence.placement.num_in_flight, group.longest - sequence.num_known - 1)
             draft = self._drafter.propose(group, sequence, most) if most > 0 else None
             if draft is not None and (sound := _cut(draft, min(most, _num_sound(draft.token_ids, vocab_size)))):
                 found.append((group, sequence, sound))
@@ -120,16 +127,16 @@ def _cut(draft: Draft, count: int) -> Draft | None:
     return Draft(draft.token_ids[:count], draft.chances[:count], draft.source) if count else None
 
 
-def _leftovers(replica: Replica, decodes: list[Decode], num_ready: int, num_rows: int, num_kept: int) -> Leftovers:
-    """Counts what is left to drafts: of the free blocks what neither these decodes take, nor those without a draft in
-    the next step, which is planned before this one is answered."""
+def _leftovers(replica: Replica, decodes: list[Decode], num_ready: int, room: Room) -> Room:
+    """Returns the room that decodes leave: of blocks what neither they take, nor those without a draft in the next
+    step, which is planned before this one is answered."""
     kv = replica.kv
     soon = (len(decodes) - num_ready) * kv.blocks_for(1)
-    blocks = kv.num_free - kv.num_missing(sequence for _, sequence in decodes) - soon - num_kept
-    return Leftovers(num_rows, max(0, blocks), grammar_time.left_by(decodes))
+    blocks = room.blocks - kv.num_missing(sequence for _, sequence in decodes) - soon
+    return Room(room.rows, max(0, blocks), grammar_time.left_by(decodes))
 
 
-def _fitting(replica: Replica, ready: list[tuple[_Proposal, int]], left: Leftovers) -> dict[Sequence, Draft]:
+def _fitting(replica: Replica, ready: list[tuple[_Proposal, int]], left: Room) -> dict[Sequence, Draft]:
     """Returns the drafts by sequence, the first `count` guesses of each, as far as there is room for them."""
     drafts: dict[Sequence, Draft] = {}
     for (group, sequence, draft), count in ready:

@@ -348,6 +348,7 @@ class StepBuilder:
             self.num_tokens,
             self.prefills,
             now,
+            not replica.outstanding,
             drafts,
         )
         replica.sent(step, self.later_remaps, is_awaited=self.is_awaited)

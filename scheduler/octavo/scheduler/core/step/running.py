@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from octavo.scheduler.core.admission import Obstacle, ObstacleKind, returns_before, start_obstacle
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.sequence import Sequence, SequenceGroup, SequenceStatus
-from octavo.scheduler.core.speculation.speculation import Speculation
+from octavo.scheduler.core.speculation.speculation import Room, Speculation
 from octavo.scheduler.core.step import grammar_time
 from octavo.scheduler.core.step.builder import StepBuilder
 
@@ -88,7 +88,9 @@ def _decode_with_drafts(
     """Decodes as `decode` does where no block is lacking, with drafts of what that leaves: nothing is preempted for
     them, and they keep no group out."""
     replica = builder.replica
-    spending = speculation.spend(replica, found.decodes, _rows_left(builder, found, head), _blocks_kept(replica, head))
+    prompts = sum(sequence.num_uncomputed for group in found.prefilling for sequence in group.holders)
+    room = _room(builder, len(found.decodes) + prompts, head)
+    spending = speculation.spend(replica, found.decodes, min(prompts, builder.budget - len(found.decodes)), room)
     if not spending.stands:
         return False
     for group, sequence in spending.decodes:
@@ -101,19 +103,13 @@ def _decode_with_drafts(
     return True
 
 
-def _rows_left(builder: StepBuilder, found: Runnable, head: SequenceGroup | None) -> int:
-    """Counts the rows that decodes and the prompts of running groups leave of a step: half of them where a group waits
-    for some."""
-    prompts = sum(sequence.num_uncomputed for group in found.prefilling for sequence in group.holders)
-    left = max(0, builder.budget - len(found.decodes) - prompts)
-    return left if head is None else left // 2
-
-
-def _blocks_kept(replica: Replica, head: SequenceGroup | None) -> int:
-    """Counts the free blocks that are the first waiting group's, if it could come."""
+def _room(builder: StepBuilder, num_rows: int, head: SequenceGroup | None) -> Room:
+    """Returns what is left of a step that computes `num_rows` otherwise, and of blocks: if a group waits, what it needs
+    is kept for it."""
+    kv, rows = builder.replica.kv, max(0, builder.budget - num_rows)
     if head is None:
-        return 0
-    return replica.kv.num_needed(head) + replica.kv.watermark_blocks
+        return Room(rows, kv.num_free)
+    return Room(rows // 2, kv.num_free - kv.num_needed(head) - kv.watermark_blocks)
 
 
 def continue_prefills(builder: StepBuilder, groups: list[SequenceGroup]) -> None:

@@ -5,7 +5,7 @@ import zlib
 from array import array
 from collections.abc import Callable
 
-from octavo.scheduler.core.sequence import RequestGroup, Sequence
+from octavo.scheduler.core.sequence import Sequence, SequenceGroup
 from octavo.scheduler.core.speculation.draft import Draft, DraftSource
 from octavo.scheduler.core.speculation.drafter import Drafter
 from octavo.testing.cluster import VOCABULARY
@@ -13,7 +13,7 @@ from octavo.wire.steps import MAX_DRAFT_TOKENS
 from octavo.worker.fake.runner import FakeVocabulary
 
 # Returns guesses of what follows, of which at most so many can be used.
-Guess = Callable[[RequestGroup, Sequence, int], list[int]]
+Guess = Callable[[SequenceGroup, Sequence, int], list[int]]
 
 
 class ScriptedDrafter(Drafter):
@@ -26,11 +26,11 @@ class ScriptedDrafter(Drafter):
     def begin_step(self) -> None:
         """Does nothing."""
 
-    def propose(self, group: RequestGroup, sequence: Sequence, most: int) -> Draft | None:
+    def propose(self, group: SequenceGroup, sequence: Sequence, most: int) -> Draft | None:
         token_ids = self._guess(group, sequence, most)
         return Draft(token_ids, [0.5] * len(token_ids), self._source) if token_ids else None
 
-    def forget(self, group: RequestGroup) -> None:
+    def forget(self, group: SequenceGroup) -> None:
         """Does nothing."""
 
 
@@ -42,7 +42,7 @@ class Foresight:
         self._vocabulary = vocabulary
         self._window = window
 
-    def __call__(self, group: RequestGroup, sequence: Sequence, count: int) -> list[int]:
+    def __call__(self, group: SequenceGroup, sequence: Sequence, count: int) -> list[int]:
         """Returns the next `count` tokens, whatever ends the sequence before."""
         history = array("i", sequence.known_tokens(0, sequence.num_known))
         for num_generated in range(sequence.num_generated, sequence.num_generated + count):
@@ -60,7 +60,7 @@ class AdversarialDrafter(ScriptedDrafter):
         self._foresight = foresight
         self._seed = seed
 
-    def _propose(self, group: RequestGroup, sequence: Sequence, most: int) -> list[int]:
+    def _propose(self, group: SequenceGroup, sequence: Sequence, most: int) -> list[int]:
         where = f"{self._seed}:{group.request_id}:{sequence.index}:{sequence.num_known}"
         draw = zlib.crc32(where.encode())
         way, place = draw % 8, draw >> 8
