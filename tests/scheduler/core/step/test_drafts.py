@@ -2,6 +2,8 @@
 
 import io
 from collections.abc import Iterable
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -14,9 +16,13 @@ from octavo.scheduler.core.speculation.draft import DraftSource
 from octavo.scheduler.server.event_log import log_file, read_records, recorder, replay
 from octavo.testing.cluster import VOCABULARY, Cluster, FakeReplica, make_request, reference_tokens
 from octavo.testing.fakes.drafters import Foresight, Guess, ScriptedDrafter
+from octavo.testing.fakes.spoilable import SpoilableRunner
 from octavo.testing.scenarios import answer, beams, drain, end_sequence, outputs, plan_until, plans, references
+from octavo.wire.costs import PrefillCosts, RowCost, StepCosts, SwapCosts
 from octavo.wire.requests import FinishReason, Prefix, Request
-from octavo.wire.steps import StepPlan, StepResult
+from octavo.wire.steps import BlockMoves, StepPlan, StepResult
+from octavo.worker.runner import StepOutput
+from octavo.worker.sequences import WorkItem
 
 from ...conftest import MakeCluster
 from ...views import cached_tokens, kv_of, sequence, table
@@ -365,6 +371,76 @@ class TestWhoWaits:
         assert not drafts(replica)
         cluster.run()
 
+    def test_a_prompt_finds_the_blocks_that_were_free_for_it(self, make_cluster: MakeCluster) -> None:
+        """Guesses take none of them while it waits for another reason: each takes a block here."""
+        cluster = make_cluster(speculation=16, drafter=right(0, 16), max_num_seqs=2, prefix_caching=False)
+        replica = cluster.join(block_size=1, num_blocks=76)
+        cluster.submit(make_request("r", 5, 30), make_request("s", 5, 8))
+        cluster.step()
+        cluster.submit(make_request("head", 50, 4))
+        (head,) = cluster.core.waiting
+        guessed = []
+        while head in cluster.core.waiting:
+            left = kv_of(cluster).num_free - kv_of(cluster).num_needed(head)
+            num_plans = len(plans(replica))
+            cluster.schedule()
+            told = plans(replica)[num_plans:] if head in cluster.core.waiting else []
+            guessed += [sum(len(draft.token_ids) for draft in plan.drafts) for plan in told]
+            assert all(number <= max(0, left) for number in guessed[-len(told) :])
+            if replica.plans:
+                answer(cluster)
+        assert 0 in guessed
+        assert any(guessed)
+        cluster.run()
+
+
+def costs(seconds: list[tuple[int, float]]) -> StepCosts:
+    """What steps of so many rows cost."""
+    rows = [RowCost(number, each) for number, each in seconds]
+    return StepCosts(PrefillCosts(0.0, 1e-6, 0.0), SwapCosts(0.0, 1e-6, 1e-6), rows)
+
+
+class TestPrices:
+    FLAT = costs([(1, 0.1), (64, 0.101)])
+    STEEP = costs([(1, 0.1), (64, 6.4)])
+
+    def test_let_the_next_plan_wait_where_that_pays(self, make_cluster: MakeCluster) -> None:
+        four = ScriptedDrafter(lambda group, sequence, most: FORESIGHT(group, sequence, min(4, most)), chance=0.9)
+        cluster = make_cluster(drafter=four)
+        replica = cluster.join(num_blocks=200, costs=self.FLAT)
+        requests = [make_request(f"r{i}", 5, 40) for i in range(3)]
+        cluster.submit(*requests)
+        cluster.run()
+        assert outputs(cluster, *requests) == references(*requests)
+        told = plans(replica)
+        drafted = [(plan, after) for plan, after in pairwise(told) if plan.drafts]
+        assert len(drafted) >= 3
+        assert all(after.answered_step_id == plan.step_id for plan, after in drafted)
+        assert len(told) < 15
+
+    def test_let_none_be_guessed_where_rows_cost_as_much_as_steps(self, make_cluster: MakeCluster) -> None:
+        cluster = make_cluster(drafter=ScriptedDrafter(FORESIGHT, chance=0.9))
+        replica = cluster.join(num_blocks=200, costs=self.STEEP)
+        cluster.submit(make_request("r", 5, 40))
+        cluster.run()
+        assert not drafts(replica)
+
+    def test_learn_what_waiting_costs_from_steps_that_were_alone(self, make_cluster: MakeCluster) -> None:
+        cluster = make_cluster(max_steps_in_flight=1)
+        cluster.join(num_blocks=200, costs=self.FLAT)
+        cluster.submit(make_request("r", 5, 40))
+        for _ in range(5):
+            cluster.step()
+        # A step of the cluster takes 10 ms, of which its worker says nothing.
+        assert cluster.core.replicas[1].prices.gap_s == pytest.approx(0.01)
+
+
+class LazyRunner(SpoilableRunner):
+    """Chooses a token for each sequence, whatever was guessed."""
+
+    def execute(self, moves: BlockMoves, items: list[WorkItem]) -> StepOutput:
+        return replace(super().execute(moves, items), further=[])
+
 
 class TestAnswers:
     @pytest.mark.parametrize(
@@ -397,23 +473,14 @@ class TestAnswers:
         assert cluster.tokens["r"] == reference_tokens(request)
 
     def test_of_one_token_are_enough(self, make_cluster: MakeCluster) -> None:
-        """A worker need not look at guesses."""
+        """A worker need not look at guesses, as long as it drops their blocks."""
         cluster = make_cluster(speculation=4, drafter=right())
-        replica = cluster.join()
+        replica = cluster.join(runner=LazyRunner(cluster._directory, block_size=2, num_blocks=64))
         cluster.submit(request := make_request("r", 5, 12))
-        while cluster.core.groups:
-            cluster.schedule()
-            plan = replica.plans[0]
-            result = replica.execute()
-            if plan.drafts:
-                # What the fake worker has found out it must not know either.
-                cluster.replicas[1].table.discard(plan)
-                cluster.leave(1)
-                break
-            cluster.handle(StepAnswered(1, result))
-        replica = cluster.join(2)
         cluster.run()
+        assert drafts(replica)
         assert cluster.tokens["r"] == reference_tokens(request)
+        assert cluster.deltas["r", 0][-1].accepted == 0
 
     @pytest.mark.parametrize("how", ["fail", "starve"])
     def test_of_a_step_that_failed_bring_nothing_and_keep_nothing(self, make_cluster: MakeCluster, how: str) -> None:

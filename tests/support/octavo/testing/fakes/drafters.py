@@ -17,18 +17,20 @@ Guess = Callable[[SequenceGroup, Sequence, int], list[int]]
 
 
 class ScriptedDrafter(Drafter):
-    """Proposes what `guess` returns, if that is anything."""
+    """Proposes what `guess` returns, if that is anything, and says of each token that it is right with this
+    `chance`."""
 
-    def __init__(self, guess: Guess, source: DraftSource = DraftSource.PROMPT) -> None:
+    def __init__(self, guess: Guess, source: DraftSource = DraftSource.PROMPT, chance: float = 0.5) -> None:
         self._guess = guess
         self._source = source
+        self._chance = chance
 
     def begin_step(self) -> None:
         """Does nothing."""
 
     def propose(self, group: SequenceGroup, sequence: Sequence, most: int) -> Draft | None:
         token_ids = self._guess(group, sequence, most)
-        return Draft(token_ids, [0.5] * len(token_ids), self._source) if token_ids else None
+        return Draft(token_ids, [self._chance] * len(token_ids), self._source) if token_ids else None
 
     def forget(self, group: SequenceGroup) -> None:
         """Does nothing."""
