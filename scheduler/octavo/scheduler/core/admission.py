@@ -111,7 +111,8 @@ def capacity_obstacle(request: Request, replica: Replica) -> Obstacle | None:
     return Obstacle(ObstacleKind.CAPACITY, worst_case, usable) if worst_case > usable else None
 
 
-def start_obstacle(kv: KVMemory, group: SequenceGroup) -> Obstacle | None:
-    """Returns what keeps a group from getting the blocks of its known tokens now; None if nothing does."""
-    needed = kv.num_needed(group) + kv.watermark_blocks
-    return Obstacle(ObstacleKind.KV_BLOCKS, needed, kv.num_free) if needed > kv.num_free else None
+def start_obstacle(kv: KVMemory, group: SequenceGroup, num_kept: int = 0) -> Obstacle | None:
+    """Returns what keeps a group from getting the blocks of its known tokens now, while `num_kept` free ones are
+    others'; None if nothing does."""
+    needed, free = kv.num_needed(group) + kv.watermark_blocks, kv.num_free - num_kept
+    return Obstacle(ObstacleKind.KV_BLOCKS, needed, free) if needed > free else None

@@ -20,10 +20,12 @@ _Proposal = tuple[RequestGroup, Sequence, Draft]
 
 @dataclass(frozen=True, slots=True)
 class Spending:
-    """The `decodes` of a step that are planned now, and the `drafts` of some of them. `is_awaited`: the next plan waits
-    for the step's answer; with `stands` false this one waits for those that are outstanding."""
+    """The `decodes` of a step that are planned now, and the `drafts` of some of them; the others are `waiting` for the
+    answer to an earlier one. `is_awaited`: the next plan waits for the step's answer; with `stands` false this one
+    waits for those that are outstanding."""
 
     decodes: list[Decode]
+    waiting: list[Sequence] = field(default_factory=list)
     drafts: dict[Sequence, Draft] = field(default_factory=dict)
     is_awaited: bool = False
     stands: bool = True
@@ -80,11 +82,12 @@ class Speculation:
         if decision.pace is Pace.ALL and replica.outstanding:
             return Spending(decodes, stands=False)
         chosen = [(proposal, count) for proposal, count in zip(proposals, decision.counts, strict=True) if count]
-        waiting = {sequence for (_, sequence, _), _ in chosen if sequence.placement.num_in_flight}
-        going = [decode for decode in decodes if decode[1] not in waiting]
-        ready = [(proposal, count) for proposal, count in chosen if proposal[1] not in waiting]
-        drafts = _fitting(replica, ready, _leftovers(replica, going, len(ready), room))
-        return Spending(going, drafts, is_awaited=decision.pace is Pace.ALL)
+        waiting = [sequence for (_, sequence, _), _ in chosen if sequence.placement.num_in_flight]
+        held = set(waiting)
+        going = [decode for decode in decodes if decode[1] not in held] if waiting else decodes
+        ready = [(proposal, count) for proposal, count in chosen if not proposal[1].placement.num_in_flight]
+        drafts = _fitting(replica, ready, _left(replica, decodes, len(ready), room))
+        return Spending(going, waiting, drafts, is_awaited=decision.pace is Pace.ALL)
 
     def _decide(
         self, prices: Prices, offers: list[Offer], num_decodes: int, other_rows: int, num_rows: int
@@ -127,9 +130,9 @@ def _cut(draft: Draft, count: int) -> Draft | None:
     return Draft(draft.token_ids[:count], draft.chances[:count], draft.source) if count else None
 
 
-def _leftovers(replica: Replica, decodes: list[Decode], num_ready: int, room: Room) -> Room:
-    """Returns the room that decodes leave: of blocks what neither they take, nor those without a draft in the next
-    step, which is planned before this one is answered."""
+def _left(replica: Replica, decodes: list[Decode], num_ready: int, room: Room) -> Room:
+    """Returns the room that decodes leave, of which `num_ready` may have drafts: of blocks what neither they take, nor
+    the others in the next step, which is planned before this one is answered."""
     kv = replica.kv
     soon = (len(decodes) - num_ready) * kv.blocks_for(1)
     blocks = room.blocks - kv.num_missing(sequence for _, sequence in decodes) - soon

@@ -64,6 +64,8 @@ class StepBuilder:
     work: list[SequenceWork] = field(default_factory=list)
     # Drafts that the step checks, in the order of the work.
     drafts: list[tuple[SequenceGroup, Sequence, Draft]] = field(default_factory=list)
+    # Free blocks of sequences that wait for an answer, to have drafts in the next step instead of a token in this one.
+    num_kept: int = 0
     # The next plan has to wait for this step's answer.
     is_awaited: bool = False
     groups: list[SequenceGroup] = field(default_factory=list)
@@ -101,7 +103,7 @@ class StepBuilder:
         kv = replica.kv
         if whole_prompt and self.num_tokens and (uncomputed := kv.num_uncomputed(group)) > self.budget:
             return Obstacle(ObstacleKind.TOKEN_BUDGET, uncomputed, self.budget)
-        return capacity_obstacle(group.request, replica) or start_obstacle(kv, group)
+        return capacity_obstacle(group.request, replica) or start_obstacle(kv, group, self.num_kept)
 
     def return_obstacle(self, group: SequenceGroup) -> Obstacle | None:
         """Returns what keeps a swapped group, the first of all that have lost their blocks, from coming back in this

@@ -93,6 +93,9 @@ def _decode_with_drafts(
     spending = speculation.spend(replica, found.decodes, min(prompts, builder.budget - len(found.decodes)), room)
     if not spending.stands:
         return False
+    # What waits has its place in the step all the same: who would come instead would be the next to be preempted.
+    builder.budget -= len(spending.waiting)
+    builder.num_kept = replica.kv.num_missing(spending.waiting)
     for group, sequence in spending.decodes:
         draft = spending.drafts.get(sequence)
         if draft is None:
