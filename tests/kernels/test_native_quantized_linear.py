@@ -123,13 +123,26 @@ def test_products_are_those_of_plain_arithmetic_to_the_bit(library: NativeLibrar
 def test_extreme_codes_overflow_nothing(library: NativeLibrary, name: str) -> None:
     weight = weight_of(name, 32, 256)
     most = (1 << weight.format.bits) - 1
-    signs = torch.where(random(9, 256) > 0, 3.0, -3.0)
+    signs = torch.where(random(20, 256) > 0, 3.0, -3.0)
     signs[0], signs[1] = 3.0, -3.0
-    for codes in (torch.zeros_like(weight.codes), torch.full_like(weight.codes, most)):
+    mixed = torch.where(signs[3] > 0, most, 0).to(torch.uint8).repeat(32, 1)
+    for codes in (torch.zeros_like(weight.codes), torch.full_like(weight.codes, most), mixed):
         extreme = replace(weight, codes=codes)
-        assert torch.equal(NativeQuantizedLinear(library, extreme, None)(signs), expected(extreme, signs))
-    mixed = replace(weight, codes=torch.where(signs[3] > 0, most, 0).to(torch.uint8).repeat(32, 1))
-    assert torch.equal(NativeQuantizedLinear(library, mixed, None)(signs), expected(mixed, signs))
+        linear, wanted = NativeQuantizedLinear(library, extreme, None), expected(extreme, signs)
+        # By few rows and by many.
+        assert torch.equal(linear(signs[:9]), wanted[:9])
+        assert torch.equal(linear(signs), wanted)
+
+
+@pytest.mark.parametrize("name", ["q4_1", "q8_0", "q6_k", "q4_k", "int4"])
+def test_many_rows_of_many_inputs_are_those_of_plain_arithmetic_to_the_bit(library: NativeLibrary, name: str) -> None:
+    # More rows than are multiplied before the next outputs' turn, and more groups than are unpacked at a time.
+    weight, rows, bias = weight_of(name, 40, 1280), random(203, 1280, seed=9), random(40)
+    wanted, linear = expected(weight, rows) + bias, NativeQuantizedLinear(library, weight, bias)
+    assert torch.equal(linear(rows), wanted)
+    assert torch.equal(linear(rows[:193]), wanted[:193])
+    residual = rows[:, :40].contiguous()
+    assert torch.equal(linear._apply(linear.op(added=0.5), rows, residual.clone()), wanted * 0.5 + residual)
 
 
 @pytest.mark.parametrize("group", [32, 128, 256])
@@ -224,14 +237,15 @@ def test_products_are_added_to_what_there_is() -> None:
 
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("name", ["q8_0", "q4_1", "q6_k"])
+@pytest.mark.parametrize("count", [14, 20])
 def test_a_number_that_is_none_shows_in_its_own_row_and_in_no_other(
-    library: NativeLibrary, name: str, broken: float
+    library: NativeLibrary, name: str, broken: float, count: int
 ) -> None:
     linear = NativeQuantizedLinear(library, weight_of(name, 50, 256), None)
-    rows = random(14, 256, seed=1)
+    rows = random(count, 256, seed=1)
     wanted = linear(rows)
     rows[5, 63] = broken
-    products, others = linear(rows), [*range(5), *range(6, 14)]
+    products, others = linear(rows), [*range(5), *range(6, count)]
     assert products[5].isnan().all()
     assert torch.equal(products[others], wanted[others])
 

@@ -10,8 +10,10 @@ struct CodeDots {
   using Left = int32_t;
   static constexpr bool kCoarse = true;
   static constexpr int kRows = kParts == 1 ? kSums / 2 : kSums;
-  // Rows whose scores are computed at a time: beside their sums of whole numbers registers hold those of floats.
-  static constexpr int kScoreRows = kParts == 1 ? 6 : kParts == 2 ? 3 : 1;
+  // Rows whose scores are computed at a time, with two tiles where registers allow it: beside their sums of whole numbers
+  // these hold those of floats.
+  static constexpr int kScoreRows = kParts == 1 ? 4 : kParts == 2 ? 3 : 1;
+  static constexpr int kTwoTiles = kParts == 1 ? kScoreRows : kScoreRows / 2;
   template <int count>
   struct Of;
 };
@@ -119,7 +121,7 @@ struct CodeDots::Of {
     }
   }
 
-  // A few rows at a time, with two tiles where registers allow it.
+  // A few rows at a time.
   template <int row = 0>
   OCTAVO_INLINE void score(const Tile<int8>* tiles, const Tile<int8>* ahead, float (*scores)[kChunk]) {
     constexpr int some = count - row > kScoreRows ? kScoreRows : count - row;
@@ -127,7 +129,7 @@ struct CodeDots::Of {
     for (int t = 0; t < kTiles; t++) {
       if (!tiles[t].keys) continue;
       float* to = scores[row] + t * kLanes;
-      if constexpr (2 * some <= kScoreRows) {
+      if constexpr (some <= kTwoTiles) {
         if (t % 2 == 0 && tiles[t + 1].keys) {
           code_scores<some, 2>(numbers, begin, tiles + t, ahead + t, head_dim, query_factors + row, to);
           t++;
@@ -147,15 +149,21 @@ struct CodeDots::Of {
 
   OCTAVO_INLINE void add(const Tile<int8>* tiles, const Tile<int8>* ahead, int64_t tokens, const float* rescale,
                          float* outputs) {
-    float factors[count];
+    static_assert(count <= kLanes);
+    alignas(64) int32_t most[kLanes] = {};
+    alignas(64) float factors[kLanes], inverses[kLanes];
     for (int r = 0; r < count; r++) {
       i32x16 sizes{};
       for (int t = 0; t < kTiles; t++) sizes = larger(size_bits(scaled[r][t]), sizes);
-      const float largest = from_bits(largest_size(sizes)), inverse = largest < kLeastScale ? 0.0f : kMostWeight / largest;
-      factors[r] = largest / kMostWeight;
-      for (int t = 0; t < kTiles; t++) store_words<Kept::kValues>(weights[r] + t * kLanes, nearest(scaled[r][t] * inverse));
-      if (largest < kLeastScale) factors[r] = 0.0f;
+      most[r] = largest_size(sizes);
     }
+    const f32x16 largest = bits_as<f32x16>(load_as<i32x16>(most)), none{};
+    const auto little = largest < broadcast(kLeastScale);
+    store(factors, select(little, none, largest / kMostWeight));
+    store(inverses, select(little, none, kMostWeight / largest));
+    for (int r = 0; r < count; r++)
+      for (int t = 0; t < kTiles; t++)
+        store_words<Kept::kValues>(weights[r] + t * kLanes, nearest(scaled[r][t] * inverses[r]));
     int64_t column = 0;
     for (; column + kColumns * kLanes <= head_dim; column += kColumns * kLanes)
       add_code_values<count, kColumns>(weights, tiles, ahead, tokens, head_dim, column, rescale, factors, outputs);

@@ -62,6 +62,9 @@ OCTAVO_INLINE u8xr looked_up(const uint8_t* table, u8xr indices) {
 // that instructions for signed ones serve. Otherwise sums begin with what their offset takes away.
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 
+// Whether codes of any bits are multiplied by the same instructions.
+constexpr bool kDotsAlike = true;
+
 template <int bits>
 struct Dots {
   static constexpr bool kOffset = true;
@@ -82,6 +85,8 @@ struct Dots {
 };
 
 #elif defined(__AVX2__)
+
+constexpr bool kDotsAlike = false;
 
 // Products of neighbours, added in 16 bits; those added in 32.
 #if defined(__AVX512BW__)
@@ -150,6 +155,8 @@ struct Dots<8> {
 };
 
 #else
+
+constexpr bool kDotsAlike = false;
 
 #if defined(__SSE2__)
 // Four bytes of each lane as 16 bits, of the first two lanes and of the last two.

@@ -15,77 +15,107 @@
 
 namespace octavo::OCTAVO_VARIANT {
 
-// Rows that one pass over a panel may serve, the most first: their sums, of integers and of floats, share the registers
-// with the codes.
+// Rows that one pass over a packed panel may serve, the most first: their sums, of integers and of floats, share the
+// registers with the codes.
 #if defined(__AVX512F__)
-constexpr int kRowCounts[] = {12, 8, 4, 2, 1};
+constexpr int kRowCounts[] = {8, 4, 2, 1};
 #else
 constexpr int kRowCounts[] = {4, 2, 1};
 #endif
+constexpr size_t kNumRowCounts = sizeof(kRowCounts) / sizeof(int);
+
+// From so many rows on the codes of a panel are unpacked once for all of them, some groups at a time, which stay in the
+// nearest cache meanwhile; of so many at a time.
+constexpr int64_t kWidenedRows = 16, kMostRows = 8 * RowBlock::kRows, kWideGroups = 16;
+#if defined(__AVX512F__)
+constexpr int kWideRows = 6;
+#else
+constexpr int kWideRows = 4;
+#endif
+static_assert(RowBlock::kRows % kWideRows == 0);
 
 // --- Rows ---
 
-OCTAVO_INLINE int32_t largest_of(const i32x16& values) {
-#if defined(__AVX512F__)
-  return _mm512_reduce_max_epi32((__m512i)values);
-#else
-  int32_t lanes[kLanes];
-  store_bytes(lanes, values);
-  int32_t result = lanes[0];
-  for (int32_t lane : lanes) result = std::max(result, lane);
-  return result;
-#endif
-}
-
-OCTAVO_INLINE int32_t sum_of(const i32x16& values) {
-#if defined(__AVX512F__)
-  return _mm512_reduce_add_epi32((__m512i)values);
-#else
-  int32_t lanes[kLanes];
-  store_bytes(lanes, values);
-  int32_t result = 0;
-  for (int32_t lane : lanes) result += lane;
-  return result;
-#endif
-}
-
-// The lowest byte of each lane.
-OCTAVO_INLINE void store_low_bytes(int8_t* to, const i32x16& values) {
-#if defined(__AVX512F__)
-  _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8((__m512i)values));
-#else
-  int32_t lanes[kLanes];
-  store_bytes(lanes, values);
-  for (int lane = 0; lane < kLanes; lane++) to[lane] = int8_t(lanes[lane]);
-#endif
-}
-
-// One group. Scaled, the largest is 127; the others are rounded to nearest, ties to even. Where one is infinite or a NaN,
-// the scale is a NaN, and so is all that it meets. What is smaller than `kTiny` counts as zero: its scale would overflow.
+// The largest of a group without its sign, as bits: sizes have the order of their numbers, infinity and NaN above all.
 template <typename T>
-OCTAVO_INLINE void quantize_group(const T* x, int8_t (&codes)[kGroup], RowGroup& group) {
-  constexpr float kTiny = 1e-30f;
-  const f32x16 values[2] = {load(x), load(x + kLanes)};
-  const i32x16 sizes[2] = {bits_as<i32x16>(values[0]) & 0x7fffffff, bits_as<i32x16>(values[1]) & 0x7fffffff};
-  // As bits, sizes have the order of their numbers, infinity and NaN above all.
-  const int32_t bits = largest_of(select(sizes[0] > sizes[1], sizes[0], sizes[1]));
-  float most;
-  std::memcpy(&most, &bits, sizeof(most));
-  const bool finite = bits < 0x7f800000, zero = most < kTiny;
-  const float factor = finite && !zero ? 127.0f / most : 0.0f;
-  int32_t sums[2];
-  for (int half = 0; half < 2; half++) {
-    // 1.5 * 2^23: adding it rounds to an integer in the low bits.
-    const f32x16 shifted = values[half] * factor + 12582912.0f;
-    const i32x16 scaled = bits_as<i32x16>(shifted) - 0x4b400000;
-    const i32x16 kept = finite ? scaled : i32x16{};
-    store_low_bytes(codes + half * kLanes, kept);
-    sums[half] = sum_of(kept);
+OCTAVO_INLINE i32x16 largest_of(const T* group) {
+  const i32x16 first = bits_as<i32x16>(load(group)) & 0x7fffffff, second = bits_as<i32x16>(load(group + kLanes)) & 0x7fffffff;
+  return select(first > second, first, second);
+}
+
+#if defined(__AVX512F__)
+// Of two registers: the larger of neighbours, or of quarters, those of `a` beside those of `b`.
+OCTAVO_INLINE __m512i larger_neighbours(__m512i a, __m512i b) {
+  return _mm512_max_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+}
+OCTAVO_INLINE __m512i larger_quarters(__m512i a, __m512i b) {
+  return _mm512_max_epi32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
+}
+#endif
+
+// That of each of `count` groups, at most sixteen, a lane each.
+template <typename T>
+OCTAVO_INLINE i32x16 largest_of_each(const T* x, int64_t count) {
+#if defined(__AVX512F__)
+  // Registers are merged by twos until one is left; so lanes come from them in this order.
+  constexpr int places[kLanes] = {0, 4, 8, 12, 2, 6, 10, 14, 1, 5, 9, 13, 3, 7, 11, 15};
+  __m512i of[kLanes];
+  each<kLanes>(OCTAVO_EACH(i) { of[places[i]] = (__m512i)largest_of(x + (i < count ? i : 0) * kGroup); });
+  each<8>(OCTAVO_EACH(i) { of[i] = larger_neighbours(of[i], of[i + 8]); });
+  each<4>(OCTAVO_EACH(i) { of[i] = larger_neighbours(of[i], of[i + 4]); });
+  each<2>(OCTAVO_EACH(i) { of[i] = larger_quarters(of[i], of[i + 2]); });
+  return (i32x16)larger_quarters(of[0], of[1]);
+#else
+  alignas(64) int32_t sizes[kLanes] = {};
+  for (int64_t group = 0; group < count; group++) {
+    int32_t lanes[kLanes];
+    store_bytes(lanes, largest_of(x + group * kGroup));
+    for (int32_t lane : lanes) sizes[group] = std::max(sizes[group], lane);
   }
-  group.scale = finite ? zero ? 0.0f : most / 127.0f : __builtin_nanf("");
-  group.scaled_sum = group.scale * float(sums[0] + sums[1]);
-  group.minus_sum = -(sums[0] + sums[1]);
-  group.minus_first = -sums[0];
+  return load_as<i32x16>(sizes);
+#endif
+}
+
+// The lowest byte of each lane; gives what these sixteen add up to, -128 to 127 each.
+OCTAVO_INLINE int32_t store_low_bytes(int8_t* to, const i32x16& values) {
+#if defined(__AVX512F__)
+  const __m128i bytes = _mm512_cvtepi32_epi8((__m512i)values);
+  _mm_storeu_si128((__m128i*)to, bytes);
+  // Differences from -128, which have no sign, are added eight at a time.
+  const __m128i sums = _mm_sad_epu8(_mm_xor_si128(bytes, _mm_set1_epi8(int8_t(-128))), _mm_setzero_si128());
+  return _mm_cvtsi128_si32(_mm_add_epi32(sums, _mm_unpackhi_epi64(sums, sums))) - kLanes * 128;
+#else
+  int32_t lanes[kLanes], sum = 0;
+  store_bytes(lanes, values);
+  for (int lane = 0; lane < kLanes; lane++) sum += to[lane] = int8_t(lanes[lane]);
+  return sum;
+#endif
+}
+
+// Some groups of one row, `count` of at most sixteen, to the same groups of a block. Scaled, the largest of a group is 127;
+// the others are rounded to nearest, ties to even. Where one is infinite or a NaN, the scale is a NaN, and so is all that
+// it meets. What is smaller than `kTiny` counts as zero: its scale would overflow. Each step is done for all groups before
+// the next: one group's would wait for each other.
+template <typename T>
+OCTAVO_INLINE void quantize_groups(const T* x, int64_t count, RowBlock* to, int64_t place) {
+  constexpr float kTiny = 1e-30f;
+  int32_t sums[kLanes], first_sums[kLanes];
+  alignas(64) float factors[kLanes], scales[kLanes];
+  const i32x16 bits = largest_of_each(x, count);
+  const f32x16 most = bits_as<f32x16>(bits), none{};
+  const f32x16 scale = select(most < broadcast(kTiny), none, most / 127.0f);
+  store(scales, select(bits < 0x7f800000, scale, broadcast(__builtin_nanf(""))));
+  store(factors, select(most < broadcast(kTiny), none, 127.0f / most));
+  for (int64_t group = 0; group < count; group++)
+    for (int half = 0; half < 2; half++) {
+      // 1.5 * 2^23: adding it rounds to an integer in the low bits, of which the last byte is all that there is.
+      const f32x16 shifted = load(x + group * kGroup + half * kLanes) * factors[group] + 12582912.0f;
+      (half ? sums : first_sums)[group] = store_low_bytes(to[group].codes[place] + half * kLanes, bits_as<i32x16>(shifted));
+    }
+  for (int64_t group = 0; group < count; group++) {
+    const int32_t first = first_sums[group], sum = first + sums[group];
+    to[group].groups[place] = {scales[group], scales[group] * float(sum), -kByteOffset * sum, -kByteOffset * first};
+  }
 }
 
 // Rows `first` to `last` of x to the same rows of `rows`.
@@ -95,9 +125,8 @@ void quantize_rows(const Quantize& op, const void* x, RowBlock* rows, int64_t fi
   for (int64_t row = first; row < last; row++) {
     const T* from = (const T*)x + row * op.x_stride;
     RowBlock* to = rows + row / RowBlock::kRows * groups;
-    const int64_t place = row % RowBlock::kRows;
-    for (int64_t group = 0; group < groups; group++)
-      quantize_group(from + group * kGroup, to[group].codes[place], to[group].groups[place]);
+    for (int64_t group = 0; group < groups; group += kLanes)
+      quantize_groups(from + group * kGroup, std::min<int64_t>(groups - group, kLanes), to + group, row % RowBlock::kRows);
   }
 }
 
@@ -192,8 +221,11 @@ struct PanelSums {
   f32xr held[kInMemory ? 1 : kHalves * kParts][kInMemory ? 1 : rows];
   float* results;  // [rows, kPanel]
 
-  OCTAVO_INLINE explicit PanelSums(float* to) : results(to) {
-    each<kHalves * kParts>(OCTAVO_EACH(p) { each<rows>(OCTAVO_EACH(r) { set<p, r>(f32xr{}); }); });
+  OCTAVO_INLINE explicit PanelSums(float* at) : results(at) {
+    if constexpr (!kInMemory)
+      each<kHalves * kParts>(OCTAVO_EACH(p) {
+        each<rows>(OCTAVO_EACH(r) { held[p][r] = load_as<f32xr>(this->template at<p, r>()); });
+      });
   }
   template <int p, int r>
   OCTAVO_INLINE float* at() const { return results + r * kPanel + p * kRegisterLanes; }
@@ -227,8 +259,9 @@ OCTAVO_INLINE void add_steps(PanelSums<rows>& sums, const uint8_t* group, const 
   Sum dots[kWidth][rows];
   each<rows>(OCTAVO_EACH(r) {
     const RowGroup& row = x.groups[r];
-    const int32_t minus = steps == kSteps ? row.minus_sum : first ? row.minus_sum - row.minus_first : row.minus_first;
-    const i32xr start = Sum::kOffset ? in_all_lanes(minus) * offset : i32xr{};
+    int32_t begin = steps == kSteps ? row.start : first ? row.start - row.first_start : row.first_start;
+    if (offset != kByteOffset) begin = begin / kByteOffset * offset;
+    const i32xr start = Sum::kOffset ? in_all_lanes(begin) : i32xr{};
     each<kWidth>(OCTAVO_EACH(w) { dots[w][r].begin(start); });
   });
   each<steps>(OCTAVO_EACH(s) {
@@ -251,80 +284,20 @@ OCTAVO_INLINE void add_steps(PanelSums<rows>& sums, const uint8_t* group, const 
   });
 }
 
+// The same of a whole group, with what follows from its mins.
 template <typename F, int p, int rows>
-OCTAVO_INLINE void add_group(PanelSums<rows>& sums, const WeightFormat& format, const char* header, const char* group,
-                             const uint8_t* table, const RowsAt& x) {
-  f32xr scales[kWidth], others[kWidth];
-  each<kWidth>(OCTAVO_EACH(w) {
-    const Factors factors = factors_of<F>(format, header, group + 2 * F::kBytes, (p + w) * kRegisterLanes);
-    scales[w] = factors.scales, others[w] = factors.others;
-  });
-  const uint8_t* codes = (const uint8_t*)group;
-  const int32_t offset = F::kTable ? 128 : format.offset;
+OCTAVO_INLINE void add_group(PanelSums<rows>& sums, const uint8_t* codes, const uint8_t* table, int32_t offset,
+                             const f32xr (&scales)[kWidth], const f32xr (&others)[kWidth], bool mins, const RowsAt& x) {
   if constexpr (F::kSixteens) {
     add_steps<F, p, rows, 0, kSteps / 2>(sums, codes, table, offset, scales, x);
     add_steps<F, p, rows, kSteps / 2, kSteps / 2>(sums, codes, table, offset, others, x);
   } else {
     add_steps<F, p, rows, 0, kSteps>(sums, codes, table, offset, scales, x);
-    if (format.mins)
+    if (mins)
       each<rows>(OCTAVO_EACH(r) {
         const float sum = x.groups[r].scaled_sum;
         each<kWidth>(OCTAVO_EACH(w) { sums.template set<p + w, r>(sums.template get<p + w, r>() + others[w] * sum); });
       });
-  }
-}
-
-// The sums of `rows` rows of blocks, from row `row` of each on, for one panel: [rows, kPanel].
-template <typename F, int rows>
-void quantized_tile(const QuantizedLinear& op, const char* weight, const RowBlock* blocks, int64_t row, float* results) {
-  const WeightFormat& format = kFormats[op.format];
-  const int64_t inputs = op.linear.inputs, in_block = format.block_groups(op.group);
-  const int64_t header_bytes = format.header_bytes(), group_bytes = format.group_bytes();
-  alignas(16) uint8_t table[16];
-  if constexpr (F::kTable)
-    for (int i = 0; i < 16; i++) table[i] = uint8_t(op.values[i] + 128);
-  PanelSums<rows> sums(results);
-  for (int64_t left = inputs / kGroup; left > 0; left -= in_block) {
-    const char* header = weight;
-    weight += header_bytes;
-    for (int64_t group = 0; group < in_block; group++) {
-      if constexpr (rows < kRowCounts[0])
-        each<2 * F::kBytes / kLine + 1>(OCTAVO_EACH(line) { __builtin_prefetch(weight + line * kLine + 2048, 0, 1); });
-      each<kHalves * kParts / kWidth>(OCTAVO_EACH(pair) {
-        // What rows are spread over is read again: kept, it would take registers that there are not.
-        asm volatile("" ::: "memory");
-        const RowsAt x{blocks->codes[row], blocks->groups + row};
-        add_group<F, pair * kWidth, rows>(sums, format, header, weight, table, x);
-      });
-      weight += group_bytes;
-      blocks++;
-    }
-  }
-  sums.finish();
-}
-
-using QuantizedTile = void (*)(const QuantizedLinear&, const char*, const RowBlock*, int64_t, float*);
-
-// One for each of `kRowCounts`.
-template <typename F, size_t... counts>
-OCTAVO_INLINE const QuantizedTile* tiles_of(std::index_sequence<counts...>) {
-  static constexpr QuantizedTile tiles[] = {quantized_tile<F, kRowCounts[counts]>...};
-  return tiles;
-}
-
-template <typename F>
-OCTAVO_INLINE const QuantizedTile* tiles_of() {
-  return tiles_of<F>(std::make_index_sequence<sizeof(kRowCounts) / sizeof(int)>{});
-}
-
-// None for a format that `kFormats` does not have.
-inline const QuantizedTile* tiles_of(const WeightFormat& format) {
-  if (format.table) return tiles_of<Codes<4, true>>();
-  switch (format.bits) {
-    case 4: return tiles_of<Codes<4>>();
-    case 5: return tiles_of<Codes<5>>();
-    case 6: return tiles_of<Codes<6>>();
-    default: return tiles_of<Codes<8>>();
   }
 }
 
@@ -336,27 +309,235 @@ struct ExactActivate {
   }
 };
 
+// Where the sums of one panel go, for all rows.
+struct Outputs {
+  const Linear& op;
+  char* y;
+  int64_t column;
+  char* at;  // the first row's
+  int64_t stride, width;  // bytes
+  void (*store_rows)(const Outputs& to, int64_t row, int64_t count, const float* sums);
+
+  // Asks for what `finish` will write, or add to.
+  OCTAVO_INLINE void fetch(int64_t row, int64_t count) const {
+    for (const char* from = at + row * stride; count > 0; count--, from += stride)
+      for (int64_t byte = 0; byte < width; byte += kLine) __builtin_prefetch(from + byte, 1);
+  }
+  // `sums`: [count, kPanel].
+  OCTAVO_INLINE void finish(int64_t row, int64_t count, const float* sums) const { store_rows(*this, row, count, sums); }
+};
+
+template <typename T>
+void store_rows(const Outputs& to, int64_t row, int64_t count, const float* sums) {
+  for (int64_t r = 0; r < count; r++, sums += kPanel)
+    finish_panel<T>(to.op, to.y, row + r, to.column, load(sums), load(sums + kLanes), ExactActivate{});
+}
+
+template <typename T>
+Outputs outputs_of(const Linear& op, void* y, int64_t panel) {
+  const int64_t size = op.epilogue == kStoreFloat ? sizeof(float) : sizeof(T), gates = op.epilogue == kGate ? 2 : 1;
+  const int64_t column = panel * kPanel, width = kPanel / gates * size;
+  return {op, (char*)y, column, (char*)y + panel * width, op.y_stride * size, width, store_rows<T>};
+}
+
+// The groups of a packed panel, one after the other.
+template <typename F>
+class Groups {
+ public:
+  Groups(const QuantizedLinear& op, const char* panel)
+      : format_(kFormats[op.format]), in_block_(format_.block_groups(op.group)), at_(panel) {
+    if constexpr (F::kTable)
+      for (int i = 0; i < 16; i++) table_[i] = uint8_t(op.values[i] + kByteOffset);
+  }
+
+  OCTAVO_INLINE void next() {
+    if (left_ == 0) {
+      header_ = at_, at_ += format_.header_bytes(), left_ = in_block_;
+    }
+    codes_ = at_, at_ += format_.group_bytes(), left_--;
+  }
+
+  OCTAVO_INLINE const uint8_t* codes() const { return (const uint8_t*)codes_; }
+  OCTAVO_INLINE const uint8_t* table() const { return table_; }
+  OCTAVO_INLINE int32_t offset() const { return F::kTable ? kByteOffset : format_.offset; }
+  OCTAVO_INLINE bool mins() const { return format_.mins; }
+  OCTAVO_INLINE Factors factors(int64_t output) const {
+    return factors_of<F>(format_, header_, codes_ + 2 * F::kBytes, output);
+  }
+
+ private:
+  const WeightFormat& format_;
+  const int64_t in_block_;
+  int64_t left_ = 0;
+  const char *at_, *header_ = nullptr, *codes_ = nullptr;
+  alignas(16) uint8_t table_[16];
+};
+
+// Adds one panel's products with some rows of blocks, from row `row` of each on, to `results`, [rows, kPanel].
+template <typename F, int rows>
+void quantized_tile(const QuantizedLinear& op, const char* panel, const RowBlock* blocks, int64_t row, float* results) {
+  Groups<F> groups(op, panel);
+  PanelSums<rows> sums(results);
+  for (int64_t group = 0; group < op.linear.inputs / kGroup; group++, blocks++) {
+    groups.next();
+    each<2 * F::kBytes / kLine + 1>(OCTAVO_EACH(line) { __builtin_prefetch(groups.codes() + line * kLine + 2048, 0, 1); });
+    each<kHalves * kParts / kWidth>(OCTAVO_EACH(pair) {
+      // What rows are spread over is read again: kept, it would take registers that there are not.
+      asm volatile("" ::: "memory");
+      const RowsAt x{blocks->codes[row], blocks->groups + row};
+      f32xr scales[kWidth], others[kWidth];
+      each<kWidth>(OCTAVO_EACH(w) {
+        const Factors factors = groups.factors((pair * kWidth + w) * kRegisterLanes);
+        scales[w] = factors.scales, others[w] = factors.others;
+      });
+      add_group<F, pair * kWidth>(sums, groups.codes(), groups.table(), groups.offset(), scales, others, groups.mins(), x);
+    });
+  }
+  sums.finish();
+}
+
+// One panel for `tokens` rows, as many at a time as there are tiles for.
+template <typename F, size_t... counts>
+void packed_rows(const QuantizedLinear& op, const char* panel, const RowBlock* rows, int64_t tokens, const Outputs& to) {
+  static constexpr std::array tiles{quantized_tile<F, kRowCounts[counts]>...};
+  const int64_t groups = op.linear.inputs / kGroup;
+  for (int64_t row = 0; row < tokens;) {
+    const int64_t place = row % RowBlock::kRows, left = std::min(tokens - row, RowBlock::kRows - place);
+    int which = 0;
+    while (kRowCounts[which] > left) which++;
+    alignas(64) float sums[kRowCounts[0] * kPanel] = {};
+    tiles[which](op, panel, rows + row / RowBlock::kRows * groups, place, sums);
+    to.finish(row, kRowCounts[which], sums);
+    row += kRowCounts[which];
+  }
+}
+
+// --- Many rows ---
+
+// A group whose codes have a byte each and whose scales are floats: taken apart once for many rows.
+struct WideGroup {
+  uint8_t codes[kHalves][kSteps][kLine];
+  float scales[kPanel], others[kPanel];
+};
+
+// Codes as a `WideGroup` has them. Where all are multiplied alike they have the offset of 8 bits, whatever they had.
+template <int bits, bool sixteens>
+struct WideCodes {
+  static constexpr int kBits = 8;
+  static constexpr bool kSixteens = sixteens, kTable = false;
+  static constexpr int64_t kBytes = kBits * kLine;
+  using Sum = Dots<bits>;
+};
+
+template <typename F>
+using WideOf = WideCodes<kDotsAlike ? 8 : F::kTable ? 8 : F::kBits, F::kSixteens>;
+
+template <typename F>
+void widen(Groups<F>& groups, int64_t count, WideGroup* to) {
+  const uint8_t more = kDotsAlike ? uint8_t(kByteOffset - groups.offset()) : 0;
+  for (int64_t group = 0; group < count; group++, to++) {
+    groups.next();
+    each<kHalves * kParts>(OCTAVO_EACH(p) {
+      constexpr int half = p / kParts, part = p % kParts * 4 * kRegisterLanes;
+      each<kSteps>(OCTAVO_EACH(s) {
+        const u8xr codes = codes_of<F, s>(groups.codes() + half * F::kBytes + part, groups.table());
+        store_bytes(to->codes[half][s] + part, codes + more);
+      });
+      const Factors factors = groups.factors(p * kRegisterLanes);
+      store_bytes(to->scales + p * kRegisterLanes, factors.scales);
+      store_bytes(to->others + p * kRegisterLanes, factors.others);
+    });
+  }
+}
+
+// As `quantized_tile`, of `count` groups.
+template <typename F, int rows>
+void wide_tile(const WideGroup* weights, int64_t count, int32_t offset, bool mins, const RowBlock* blocks, int64_t row,
+               float* results) {
+  if (kDotsAlike) offset = kByteOffset;
+  PanelSums<rows> sums(results);
+  for (int64_t group = 0; group < count; group++, blocks++, weights++)
+    each<kHalves * kParts / kWidth>(OCTAVO_EACH(pair) {
+      asm volatile("" ::: "memory");
+      const RowsAt x{blocks->codes[row], blocks->groups + row};
+      f32xr scales[kWidth], others[kWidth];
+      each<kWidth>(OCTAVO_EACH(w) {
+        constexpr int at = (pair * kWidth + w) * kRegisterLanes;
+        scales[w] = load_as<f32xr>(weights->scales + at), others[w] = load_as<f32xr>(weights->others + at);
+      });
+      add_group<F, pair * kWidth>(sums, weights->codes[0][0], nullptr, offset, scales, others, mins, x);
+    });
+  sums.finish();
+}
+
+using WideTile = void (*)(const WideGroup*, int64_t, int32_t, bool, const RowBlock*, int64_t, float*);
+
+template <typename F, size_t... counts>
+constexpr auto wide_tiles(std::index_sequence<counts...>) {
+  return std::array<WideTile, sizeof...(counts)>{wide_tile<F, int(counts) + 1>...};
+}
+
+// One panel for `tokens` rows. Its groups are unpacked some at a time, which stay in the nearest cache while rows pass by.
+template <typename F>
+void widened_rows(const QuantizedLinear& op, const char* panel, const RowBlock* rows, int64_t tokens, const Outputs& to) {
+  static constexpr auto tiles = wide_tiles<WideOf<F>>(std::make_index_sequence<kWideRows>{});
+  const int64_t all = op.linear.inputs / kGroup, passes = (all + kWideGroups - 1) / kWideGroups;
+  alignas(64) WideGroup wide[kWideGroups];
+  alignas(64) float sums[kMostRows * kPanel];
+  for (int64_t begin = 0; begin < tokens; begin += kMostRows, rows += kMostRows / RowBlock::kRows * all) {
+    const int64_t end = std::min<int64_t>(begin + kMostRows, tokens);
+    std::memset(sums, 0, (end - begin) * kPanel * sizeof(float));
+    Groups<F> groups(op, panel);
+    for (int64_t pass = 0; pass < passes; pass++) {
+      const int64_t first = pass * all / passes, count = (pass + 1) * all / passes - first;
+      widen(groups, count, wide);
+      for (int64_t row = begin; row < end; row += kWideRows) {
+        const int64_t some = std::min<int64_t>(end - row, kWideRows), place = row - begin;
+        float* at = sums + place * kPanel;
+        const bool last = pass + 1 == passes;
+        if (last) to.fetch(row, some);
+        tiles[some - 1](wide, count, groups.offset(), groups.mins(), rows + place / RowBlock::kRows * all + first,
+                        place % RowBlock::kRows, at);
+        if (last) to.finish(row, some, at);
+      }
+    }
+  }
+}
+
+using QuantizedPanel = void (*)(const QuantizedLinear&, const char*, const RowBlock*, int64_t, const Outputs&);
+
+struct QuantizedTiles {
+  QuantizedPanel few, many;
+};
+
+template <typename F, size_t... counts>
+constexpr QuantizedTiles tiles_of(std::index_sequence<counts...>) {
+  return {packed_rows<F, counts...>, widened_rows<F>};
+}
+
+template <typename F>
+constexpr QuantizedTiles kTilesOf = tiles_of<F>(std::make_index_sequence<kNumRowCounts>{});
+
+inline const QuantizedTiles& tiles_of(const WeightFormat& format) {
+  if (format.table) return kTilesOf<Codes<4, true>>;
+  switch (format.bits) {
+    case 4: return kTilesOf<Codes<4>>;
+    case 5: return kTilesOf<Codes<5>>;
+    case 6: return kTilesOf<Codes<6>>;
+    default: return kTilesOf<Codes<8>>;
+  }
+}
+
 // The panels from `first` to `last` for all `tokens` rows. A panel stays in the cache while the rows pass by.
 template <typename T>
 void quantized_panels(const QuantizedLinear& op, const RowBlock* rows, void* y, int64_t tokens, int64_t first,
                       int64_t last) {
-  const QuantizedTile* tiles = tiles_of(kFormats[op.format]);
-  const int64_t panel_bytes = kFormats[op.format].panel_bytes(op.linear.inputs, op.group);
-  const int64_t groups = op.linear.inputs / kGroup;
-  alignas(64) float results[kRowCounts[0] * kPanel];
-  for (int64_t panel = first; panel < last; panel++) {
-    const char* weight = (const char*)op.linear.weight + panel * panel_bytes;
-    for (int64_t row = 0; row < tokens;) {
-      const int64_t place = row % RowBlock::kRows, left = std::min(tokens - row, RowBlock::kRows - place);
-      int which = 0;
-      while (kRowCounts[which] > left) which++;
-      tiles[which](op, weight, rows + row / RowBlock::kRows * groups, place, results);
-      for (int64_t r = 0; r < kRowCounts[which]; r++, row++) {
-        const float* sums = results + r * kPanel;
-        finish_panel<T>(op.linear, y, row, panel * kPanel, load(sums), load(sums + kLanes), ExactActivate{});
-      }
-    }
-  }
+  const WeightFormat& format = kFormats[op.format];
+  const QuantizedTiles& tiles = tiles_of(format);
+  const int64_t panel_bytes = format.panel_bytes(op.linear.inputs, op.group);
+  for (int64_t panel = first; panel < last; panel++)
+    (tokens < kWidenedRows ? tiles.few : tiles.many)(op, (const char*)op.linear.weight + panel * panel_bytes, rows, tokens,
+                                                  outputs_of<T>(op.linear, y, panel));
 }
 
 }  // namespace octavo::OCTAVO_VARIANT

@@ -55,10 +55,14 @@ constexpr WeightFormat kFormats[] = {
 };
 constexpr size_t kNumFormats = sizeof(kFormats) / sizeof(kFormats[0]);
 
-// A group of a row: it stands for `scale` * its codes. Sums are of codes, negative, of all and of the first half.
+// The offset of codes of 8 bits.
+constexpr int32_t kByteOffset = 128;
+
+// A group of a row: it stands for `scale` * its codes. `start` is what that offset takes away from their products with a
+// weight's, `first_start` from those of the first half.
 struct RowGroup {
   float scale, scaled_sum;
-  int32_t minus_sum, minus_first;
+  int32_t start, first_start;
 };
 
 // The same group of some rows, which are multiplied together. Quantised rows are [blocks of rows][groups] of these, so that
