@@ -108,7 +108,15 @@ def _declare(library: ctypes.CDLL) -> None:
         (
             "octavo_quantized_linear",
             None,
-            [POINTER(structs.QuantizedLinearOp), c_void_p, c_void_p, c_int64, c_int32, c_int32],
+            [
+                POINTER(structs.QuantizedLinearOp),
+                POINTER(structs.QuantizeOp),
+                c_void_p,
+                c_void_p,
+                c_int64,
+                c_int32,
+                c_int32,
+            ],
         ),
         ("octavo_norm", None, [POINTER(structs.NormOp), c_void_p, c_void_p, c_int64, c_int32, c_int32]),
         (

@@ -67,7 +67,7 @@ class QuantizedLinearOp(Structure):
 
 
 class QuantizeOp(Structure):
-    _fields_ = (("size", c_int64), ("x_stride", c_int64))
+    _fields_ = (("size", c_int64), ("x_stride", c_int64), ("twice_above", c_float))
 
 
 class QuantizedTensors(Structure):

@@ -107,19 +107,18 @@ OCTAVO_EXPORT void octavo_linear(const Linear* op, const void* x, void* y, int64
   chosen->linear(*op, x, y, tokens, dtype, threads);
 }
 
-// From rows of x without gaps between their elements, which are quantised first.
-OCTAVO_EXPORT void octavo_quantized_linear(const QuantizedLinear* op, const void* x, void* y, int64_t tokens,
-                                           int32_t dtype, int32_t threads) {
-  const Quantize quantize{op->linear.inputs, op->linear.x_stride};
+// From rows of x, which are quantised first.
+OCTAVO_EXPORT void octavo_quantized_linear(const QuantizedLinear* op, const Quantize* quantize, const void* x, void* y,
+                                           int64_t tokens, int32_t dtype, int32_t threads) {
   const int64_t panels = (op->linear.outputs + 2 * kHalfPanel - 1) / (2 * kHalfPanel);
   const bool few = tokens <= kFewRows;
-  const size_t blocks = row_blocks(tokens, quantize.size);
+  const size_t blocks = row_blocks(tokens, quantize->size);
   const std::unique_ptr<RowBlock[]> all(few ? nullptr : new RowBlock[blocks]);
   std::atomic<int64_t> taken{0};
   on_team(threads, [&](int thread, int team) {
     const std::unique_ptr<RowBlock[]> own(few ? new RowBlock[blocks] : nullptr);
     RowBlock* rows = few ? own.get() : all.get();
-    exact->quantize(quantize, x, rows, few ? 0 : thread * tokens / team, few ? tokens : (thread + 1) * tokens / team, dtype);
+    exact->quantize(*quantize, x, rows, few ? 0 : thread * tokens / team, few ? tokens : (thread + 1) * tokens / team, dtype);
     if (!few) {
 #pragma omp barrier
     }

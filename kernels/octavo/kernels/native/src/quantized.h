@@ -36,6 +36,18 @@ static_assert(RowBlock::kRows % kWideRows == 0);
 
 // --- Rows ---
 
+// Small integers of as many lanes as a register has.
+template <typename Small>
+OCTAVO_INLINE f32xr floats_of(const char* from) {
+#if defined(__AVX512F__)
+  const __m128i small = _mm_loadu_si128((const __m128i*)from);
+  return (f32xr)_mm512_cvtepi32_ps(std::is_signed_v<Small> ? _mm512_cvtepi8_epi32(small) : _mm512_cvtepu8_epi32(small));
+#else
+  typedef Small Lanes __attribute__((vector_size(kRegisterLanes)));
+  return __builtin_convertvector(__builtin_convertvector(load_as<Lanes>(from), i32xr), f32xr);
+#endif
+}
+
 // The largest of a group without its sign, as bits: sizes have the order of their numbers, infinity and NaN above all.
 template <typename T>
 OCTAVO_INLINE i32x16 largest_of(const T* group) {
@@ -118,15 +130,37 @@ OCTAVO_INLINE void quantize_groups(const T* x, int64_t count, RowBlock* to, int6
   }
 }
 
+// What is left of one group of x by what it was rounded to.
+template <typename T>
+OCTAVO_INLINE void quantize_rest(const T* x, const RowBlock& block, RowBlock& rest, int64_t place) {
+  alignas(kLine) float left[kGroup];
+  store(left, load(x)), store(left + kLanes, load(x + kLanes));
+  for (int at = 0; at < kGroup; at += kRegisterLanes) {
+    const f32xr kept = floats_of<int8_t>((const char*)block.codes[place] + at) * block.groups[place].scale;
+    store_bytes(left + at, load_as<f32xr>(left + at) - kept);
+  }
+  quantize_groups(left, 1, &rest, place);
+}
+
 // Rows `first` to `last` of x to the same rows of `rows`.
 template <typename T>
 void quantize_rows(const Quantize& op, const void* x, RowBlock* rows, int64_t first, int64_t last) {
   const int64_t groups = op.size / kGroup;
   for (int64_t row = first; row < last; row++) {
     const T* from = (const T*)x + row * op.x_stride;
-    RowBlock* to = rows + row / RowBlock::kRows * groups;
+    const RowStripe to = RowStripe::of(rows, row, groups);
+    const int64_t place = row % RowBlock::kRows;
     for (int64_t group = 0; group < groups; group += kLanes)
-      quantize_groups(from + group * kGroup, std::min<int64_t>(groups - group, kLanes), to + group, row % RowBlock::kRows);
+      quantize_groups(from + group * kGroup, std::min<int64_t>(groups - group, kLanes), to.blocks + group, place);
+    float scales = 0.0f;
+    for (int64_t group = 0; group < groups; group++) scales = scales + to.blocks[group].groups[place].scale;
+    // Of a row with a NaN it is one, and no scale is above it.
+    const float most = op.twice_above * (scales / float(groups));
+    for (int64_t group = 0; group < groups; group++) {
+      const bool twice = to.blocks[group].groups[place].scale > most;
+      to.twice[group][place] = twice;
+      if (twice) quantize_rest(from + group * kGroup, to.blocks[group], to.rests[group], place);
+    }
   }
 }
 
@@ -170,17 +204,6 @@ OCTAVO_INLINE f32xr floats(const uint16_t* halves) {
 }
 
 OCTAVO_INLINE f32xr floats(const float* values) { return load_as<f32xr>(values); }
-
-template <typename Small>
-OCTAVO_INLINE f32xr floats_of(const char* from) {
-#if defined(__AVX512F__)
-  const __m128i small = _mm_loadu_si128((const __m128i*)from);
-  return (f32xr)_mm512_cvtepi32_ps(std::is_signed_v<Small> ? _mm512_cvtepi8_epi32(small) : _mm512_cvtepu8_epi32(small));
-#else
-  typedef Small Lanes __attribute__((vector_size(kRegisterLanes)));
-  return __builtin_convertvector(__builtin_convertvector(load_as<Lanes>(from), i32xr), f32xr);
-#endif
-}
 
 // Scales of the outputs of one register, and their mins, or the scales of the second halves.
 struct Factors {
@@ -344,8 +367,12 @@ Outputs outputs_of(const Linear& op, void* y, int64_t panel) {
 template <typename F>
 class Groups {
  public:
-  Groups(const QuantizedLinear& op, const char* panel)
-      : format_(kFormats[op.format]), in_block_(format_.block_groups(op.group)), at_(panel) {
+  // From group `first` on.
+  Groups(const QuantizedLinear& op, const char* panel, int64_t first = 0)
+      : format_(kFormats[op.format]), in_block_(format_.block_groups(op.group)) {
+    const int64_t bytes = format_.header_bytes() + in_block_ * format_.group_bytes(), inside = first % in_block_;
+    header_ = at_ = panel + first / in_block_ * bytes;
+    if (inside) at_ += format_.header_bytes() + inside * format_.group_bytes(), left_ = in_block_ - inside;
     if constexpr (F::kTable)
       for (int i = 0; i < 16; i++) table_[i] = uint8_t(op.values[i] + kByteOffset);
   }
@@ -369,16 +396,18 @@ class Groups {
   const WeightFormat& format_;
   const int64_t in_block_;
   int64_t left_ = 0;
-  const char *at_, *header_ = nullptr, *codes_ = nullptr;
+  const char *at_, *header_, *codes_ = nullptr;
   alignas(16) uint8_t table_[16];
 };
 
-// Adds one panel's products with some rows of blocks, from row `row` of each on, to `results`, [rows, kPanel].
+// Adds the products of one panel's groups from `first` to `last` with some rows of their blocks, from row `row` of each on,
+// to `results`, [rows, kPanel].
 template <typename F, int rows>
-void quantized_tile(const QuantizedLinear& op, const char* panel, const RowBlock* blocks, int64_t row, float* results) {
-  Groups<F> groups(op, panel);
+void quantized_tile(const QuantizedLinear& op, const char* panel, int64_t first, int64_t last, const RowBlock* blocks,
+                    int64_t row, float* results) {
+  Groups<F> groups(op, panel, first);
   PanelSums<rows> sums(results);
-  for (int64_t group = 0; group < op.linear.inputs / kGroup; group++, blocks++) {
+  for (int64_t group = first; group < last; group++, blocks++) {
     groups.next();
     each<2 * F::kBytes / kLine + 1>(OCTAVO_EACH(line) { __builtin_prefetch(groups.codes() + line * kLine + 2048, 0, 1); });
     each<kHalves * kParts / kWidth>(OCTAVO_EACH(pair) {
@@ -396,19 +425,64 @@ void quantized_tile(const QuantizedLinear& op, const char* panel, const RowBlock
   sums.finish();
 }
 
-// One panel for `tokens` rows, as many at a time as there are tiles for.
+using QuantizedTile = void (*)(const QuantizedLinear&, const char*, int64_t, int64_t, const RowBlock*, int64_t, float*);
+
 template <typename F, size_t... counts>
+constexpr auto packed_tiles(std::index_sequence<counts...>) {
+  return std::array<QuantizedTile, kNumRowCounts>{quantized_tile<F, kRowCounts[counts]>...};
+}
+
+// One for each of `kRowCounts`.
+template <typename F>
+constexpr auto kPackedTiles = packed_tiles<F>(std::make_index_sequence<kNumRowCounts>{});
+
+// The place in `kRowCounts` of the most rows that `left` allows.
+inline int tile_of(int64_t left) {
+  int which = 0;
+  while (kRowCounts[which] > left) which++;
+  return which;
+}
+
+// Adds what the rests of the first `count` rows of a stripe give for one panel to `results`, [count, kPanel]: group after
+// group, as many rows at a time as lie side by side.
+template <typename F>
+void add_rests(const QuantizedLinear& op, const char* panel, const RowStripe& rows, int64_t count, float* results) {
+  static_assert(RowBlock::kRows == 3 * sizeof(uint64_t));
+  for (int64_t group = 0; group < op.linear.inputs / kGroup; group++) {
+    const uint8_t* twice = rows.twice[group];
+    uint64_t any[3];
+    std::memcpy(any, twice, sizeof(any));
+    if (!(any[0] | any[1] | any[2])) continue;
+    for (int64_t row = 0; row < count;) {
+      int64_t end = row;
+      while (end < count && twice[end]) end++;
+      if (end == row) {
+        row++;
+        continue;
+      }
+      const int which = tile_of(end - row);
+      kPackedTiles<F>[which](op, panel, group, group + 1, rows.rests + group, row, results + row * kPanel);
+      row += kRowCounts[which];
+    }
+  }
+}
+
+// One panel for `tokens` rows, as many at a time as there are tiles for. What the rests of a row give comes last.
+template <typename F>
 void packed_rows(const QuantizedLinear& op, const char* panel, const RowBlock* rows, int64_t tokens, const Outputs& to) {
-  static constexpr std::array tiles{quantized_tile<F, kRowCounts[counts]>...};
   const int64_t groups = op.linear.inputs / kGroup;
-  for (int64_t row = 0; row < tokens;) {
-    const int64_t place = row % RowBlock::kRows, left = std::min(tokens - row, RowBlock::kRows - place);
-    int which = 0;
-    while (kRowCounts[which] > left) which++;
-    alignas(64) float sums[kRowCounts[0] * kPanel] = {};
-    tiles[which](op, panel, rows + row / RowBlock::kRows * groups, place, sums);
-    to.finish(row, kRowCounts[which], sums);
-    row += kRowCounts[which];
+  for (int64_t start = 0; start < tokens; start += RowBlock::kRows) {
+    const RowStripe stripe = RowStripe::of((RowBlock*)rows, start, groups);
+    const int64_t count = std::min<int64_t>(tokens - start, RowBlock::kRows);
+    alignas(64) float sums[RowBlock::kRows * kPanel];
+    std::memset(sums, 0, count * kPanel * sizeof(float));
+    for (int64_t row = 0; row < count;) {
+      const int which = tile_of(count - row);
+      kPackedTiles<F>[which](op, panel, 0, groups, stripe.blocks, row, sums + row * kPanel);
+      row += kRowCounts[which];
+    }
+    add_rests<F>(op, panel, stripe, count, sums);
+    to.finish(start, count, sums);
   }
 }
 
@@ -478,27 +552,30 @@ constexpr auto wide_tiles(std::index_sequence<counts...>) {
 }
 
 // One panel for `tokens` rows. Its groups are unpacked some at a time, which stay in the nearest cache while rows pass by.
+// What the rests of a row give comes last.
 template <typename F>
 void widened_rows(const QuantizedLinear& op, const char* panel, const RowBlock* rows, int64_t tokens, const Outputs& to) {
   static constexpr auto tiles = wide_tiles<WideOf<F>>(std::make_index_sequence<kWideRows>{});
   const int64_t all = op.linear.inputs / kGroup, passes = (all + kWideGroups - 1) / kWideGroups;
   alignas(64) WideGroup wide[kWideGroups];
   alignas(64) float sums[kMostRows * kPanel];
-  for (int64_t begin = 0; begin < tokens; begin += kMostRows, rows += kMostRows / RowBlock::kRows * all) {
+  for (int64_t begin = 0; begin < tokens; begin += kMostRows) {
     const int64_t end = std::min<int64_t>(begin + kMostRows, tokens);
     std::memset(sums, 0, (end - begin) * kPanel * sizeof(float));
     Groups<F> groups(op, panel);
     for (int64_t pass = 0; pass < passes; pass++) {
       const int64_t first = pass * all / passes, count = (pass + 1) * all / passes - first;
+      const bool last = pass + 1 == passes;
       widen(groups, count, wide);
-      for (int64_t row = begin; row < end; row += kWideRows) {
-        const int64_t some = std::min<int64_t>(end - row, kWideRows), place = row - begin;
-        float* at = sums + place * kPanel;
-        const bool last = pass + 1 == passes;
-        if (last) to.fetch(row, some);
-        tiles[some - 1](wide, count, groups.offset(), groups.mins(), rows + place / RowBlock::kRows * all + first,
-                        place % RowBlock::kRows, at);
-        if (last) to.finish(row, some, at);
+      for (int64_t start = begin; start < end; start += RowBlock::kRows) {
+        const RowStripe stripe = RowStripe::of((RowBlock*)rows, start, all);
+        const int64_t some = std::min<int64_t>(end - start, RowBlock::kRows);
+        float* at = sums + (start - begin) * kPanel;
+        if (last) to.fetch(start, some);
+        for (int64_t row = 0; row < some; row += kWideRows)
+          tiles[std::min<int64_t>(some - row, kWideRows) - 1](wide, count, groups.offset(), groups.mins(),
+                                                              stripe.blocks + first, row, at + row * kPanel);
+        if (last) add_rests<F>(op, panel, stripe, some, at), to.finish(start, some, at);
       }
     }
   }
@@ -510,13 +587,8 @@ struct QuantizedTiles {
   QuantizedPanel few, many;
 };
 
-template <typename F, size_t... counts>
-constexpr QuantizedTiles tiles_of(std::index_sequence<counts...>) {
-  return {packed_rows<F, counts...>, widened_rows<F>};
-}
-
 template <typename F>
-constexpr QuantizedTiles kTilesOf = tiles_of<F>(std::make_index_sequence<kNumRowCounts>{});
+constexpr QuantizedTiles kTilesOf = {packed_rows<F>, widened_rows<F>};
 
 inline const QuantizedTiles& tiles_of(const WeightFormat& format) {
   if (format.table) return kTilesOf<Codes<4, true>>;

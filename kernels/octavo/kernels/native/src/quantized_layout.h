@@ -65,16 +65,33 @@ struct RowGroup {
   int32_t start, first_start;
 };
 
-// The same group of some rows, which are multiplied together. Quantised rows are [blocks of rows][groups] of these, so that
-// those of all rows of a block lie side by side.
+// The same group of some rows, which are multiplied together, so that those of all rows lie side by side.
 struct RowBlock {
   static constexpr int kRows = 24;
   int8_t codes[kRows][kGroup];
   RowGroup groups[kRows];
 };
 
+// As many quantised rows as a `RowBlock` has: what all groups of them are rounded to, then what that leaves of those that
+// are rounded twice (of others anything), then which these are. Rows are an array of such stripes.
+struct RowStripe {
+  static constexpr int kFlags = 32;  // bytes
+  RowBlock* blocks;  // [groups]
+  RowBlock* rests;   // [groups]
+  uint8_t (*twice)[kFlags];  // [groups][kRows], 1 or 0
+
+  static constexpr int64_t size(int64_t groups) {
+    return 2 * groups + (groups * kFlags + int64_t(sizeof(RowBlock)) - 1) / int64_t(sizeof(RowBlock));
+  }
+  static RowStripe of(RowBlock* rows, int64_t row, int64_t groups) {
+    RowBlock* at = rows + row / RowBlock::kRows * size(groups);
+    return {at, at + groups, (uint8_t (*)[kFlags])(at + 2 * groups)};
+  }
+};
+
+// What so many quantised rows take.
 constexpr int64_t row_blocks(int64_t rows, int64_t inputs) {
-  return (rows + RowBlock::kRows - 1) / RowBlock::kRows * (inputs / kGroup);
+  return (rows + RowBlock::kRows - 1) / RowBlock::kRows * RowStripe::size(inputs / kGroup);
 }
 
 // Rows that each thread quantises for itself, sooner than all could wait for each other's.

@@ -41,9 +41,11 @@ struct QuantizedTensors {
   int64_t inputs, group;
 };
 
-// Rows of x as small integers with scales, which linear operations read.
+// Rows of x as small integers with scales, which linear operations read. Groups whose scale is more than `twice_above` times the
+// mean of their row's are rounded twice: what the first integers leave of them is quantised too. 0: all; infinity: none.
 struct Quantize {
   int64_t size, x_stride;
+  float twice_above;
 };
 
 // x / rms(x) * weight over rows of `size`, stored or, times `scale`, added to what y holds; `y` may be `x`.
