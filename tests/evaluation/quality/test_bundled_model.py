@@ -11,7 +11,7 @@ from octavo.testing.native import loaded
 
 WINDOWS = 6
 # Of 100 top tokens 99 are wanted, and three are lost: docs/quantization.md says what they would cost.
-MOST_DIVERGENCE, LEAST_SAME_TOP = 0.002, 0.965
+MOST_DIVERGENCE, LEAST_SAME_TOP = 0.002, 0.96
 
 
 @pytest.mark.deep
