@@ -289,6 +289,24 @@ def test_a_nan_shows_in_its_own_sequence_and_in_no_other(library: NativeLibrary,
     assert torch.equal(attended[untouched], expected[untouched])
 
 
+@pytest.mark.parametrize("kind", KIND_NAMES)
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+def test_what_a_token_does_not_see_yet_may_be_no_number(library: NativeLibrary, kind: str, broken: float) -> None:
+    """Of each number of tokens, and at even and odd places, one breaks those from itself on."""
+    dtype, kept, _ = KINDS[kind]
+    for tokens, place in [(2, 1), (5, 3), (9, 4), (20, 1), (33, 30), (33, 31)]:
+        batch = random_batch(lengths=[(tokens, 61 + tokens), (1, 40)], dtype=dtype)
+        expected = attend(library, batch, kept)
+        slot = int(batch.slots(0, 61 + place)[0])
+        key_cache, value_cache = batch.key_cache.clone(), batch.value_cache.clone()
+        for cache in (key_cache, value_cache):
+            cache.view(-1, *cache.shape[2:])[slot] = broken
+        attended = attend(library, replace(batch, key_cache=key_cache, value_cache=value_cache), kept)
+        assert torch.equal(attended[:place], expected[:place])
+        assert torch.equal(attended[tokens:], expected[tokens:])
+        assert not attended[place:tokens].isfinite().any()
+
+
 def test_queries_keys_and_values_may_be_parts_of_one_tensor(library: NativeLibrary) -> None:
     batch = random_batch(lengths=[(9, 9)], group=3)
     cache = Cache.like(library, batch)

@@ -188,6 +188,22 @@ def test_a_broken_sequence_shows_and_stays_alone(exact: bool, device: torch.devi
     assert torch.equal(attended[[0, *range(11, 20)]], alone[[0, *range(11, 20)]])
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("dtype", [torch.float32, *deep(torch.bfloat16)])
+@pytest.mark.parametrize("exact", [False, True], ids=["fast", "exact"])
+def test_what_a_token_does_not_see_yet_may_be_no_number(exact: bool, dtype: torch.dtype, device: torch.device) -> None:
+    batch = on_a_gpu(random_batch(lengths=[(1, 40), (9, 40), (5, 5)], kv_heads=1, dtype=dtype), device)
+    expected = attend(batch, exact=exact)
+    # The fourth and a later token of the second sequence.
+    for place, broken in ((7, torch.inf), (3, torch.nan)):
+        slot = int(batch.slots(1, 31 + place)[0])
+        batch.value_cache[slot // 16, slot % 16] = broken
+        attended = attend(batch, exact=exact)
+        assert torch.equal(attended[: 1 + place], expected[: 1 + place])
+        assert torch.equal(attended[10:], expected[10:])
+        assert attended[1 + place : 10].isnan().all()
+
+
 @settings(max_examples=5)
 @given(
     lengths=st.lists(st.sampled_from([(1, 1), (1, 100), (1, 48), (5, 70), (16, 16)]), min_size=1, max_size=3),

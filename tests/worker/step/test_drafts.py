@@ -7,6 +7,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 from transformers import Gemma2Config, GPT2Config, LlamaConfig, Qwen3Config
 
 from octavo.runtime.models.grammar import load_vocabulary
@@ -14,7 +15,7 @@ from octavo.testbed.models import NO_MOVES, new_sequences, write_tiny_model
 from octavo.testbed.tiny_model import VOCAB_SIZE, write_byte_model
 from octavo.testing.depth import deep
 from octavo.testing.native import VARIANTS, loaded, threads
-from octavo.testing.oracles.drafted_runs import Asked, DraftedRun, compare, random_requests
+from octavo.testing.oracles.drafted_runs import Asked, DraftedRun, any_draft, compare, random_requests
 from octavo.testing.small.constraints import DIGITS, WORDS, compiled
 from octavo.wire.sampling import SamplingParams
 from octavo.worker.model_settings import ModelSettings
@@ -132,6 +133,34 @@ def test_every_instruction_set_keeps_the_rows_of_a_draft_apart(
         compare(runner, requests(runner, directories[CASES[name].config], 5, 6), 5)
     finally:
         library.functions.octavo_choose(library.variant.encode())
+
+
+@pytest.mark.parametrize("options", [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"kv_cache_dtype": "int8"}])
+def test_a_guess_that_overflows_changes_nothing(
+    directories: dict[str, Path], tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """The keys and values of one token are not finite. It stands in drafts, and never in an answer."""
+    make_runner(directories, Case("llama", {}))
+    for file in directories["llama"].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(tmp_path / "model.safetensors")
+    poison = 200
+    tensors["model.embed_tokens.weight"][poison] = float("nan")
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    runner = ModelRunner(tmp_path, ModelSettings(num_blocks=64, threads=1, **{"dtype": "float32"} | options))
+    params = SamplingParams(max_tokens=20, temperature=1.0, seed=4, banned_token_ids=[poison], logprobs=2)
+    asked = [Asked([seed, 7, 8, 9], params) for seed in range(6)]
+    plain = DraftedRun(runner, asked, Random(1)).run()
+    random = Random(2)
+    right = any_draft(plain, random, VOCAB_SIZE)
+
+    def with_poison(place: tuple[int, int], generated: list[int]) -> list[int]:
+        draft = right(place, generated)
+        return [*draft[: random.randint(0, len(draft))], poison, poison]
+
+    drafted = DraftedRun(runner, asked, random, with_poison)
+    assert drafted.run() == plain
+    assert drafted.num_accepted > 0
 
 
 def test_attention_that_lets_one_row_spoil_another_checks_no_draft(directories: dict[str, Path]) -> None:

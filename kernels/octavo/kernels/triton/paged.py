@@ -132,7 +132,7 @@ def attend_kernel(
         weighted, total, largest = _sums(
             queries, positions, slopes, begin, end, first_position, first_seen, last_seen,
             key_head, value_head, block_table, block_stride, slot_stride, window, scale, softcap,
-            BLOCK_SIZE, HEAD_DIM, TILE_KEYS, WINDOWED, CAPPED, MASK_ALL,
+            BLOCK_SIZE, HEAD_DIM, TILE_KEYS, WINDOWED, CAPPED, MASK_ALL, DECODE,
         )  # fmt: skip
         sink = None
         if sinks is not None:
@@ -146,7 +146,7 @@ def attend_kernel(
             weighted, total, largest = _sums(
                 queries, positions, slopes, split_begin, split_end, first_position, first_seen, last_seen,
                 key_head, value_head, block_table, block_stride, slot_stride, window, scale, softcap,
-                BLOCK_SIZE, HEAD_DIM, TILE_KEYS, WINDOWED, CAPPED, MASK_ALL,
+                BLOCK_SIZE, HEAD_DIM, TILE_KEYS, WINDOWED, CAPPED, MASK_ALL, DECODE,
             )  # fmt: skip
             _keep(
                 split_sums, split_scores, weighted, total, largest, pair.to(tl.int64) * num_splits + number,
@@ -158,7 +158,7 @@ def attend_kernel(
             queries, positions, slopes, origin + split * share, tl.minimum(end, origin + (split + 1) * share),
             first_position, first_seen, last_seen,
             key_head, value_head, block_table, block_stride, slot_stride, window, scale, softcap,
-            BLOCK_SIZE, HEAD_DIM, TILE_KEYS, WINDOWED, CAPPED, MASK_ALL,
+            BLOCK_SIZE, HEAD_DIM, TILE_KEYS, WINDOWED, CAPPED, MASK_ALL, DECODE,
         )  # fmt: skip
         _keep(
             split_sums, split_scores, weighted, total, largest, pair.to(tl.int64) * num_splits + split,
@@ -171,7 +171,7 @@ def _sums(
     queries, positions, slopes, begin, end, first_position, first_seen, last_seen,
     key_head, value_head, block_table, block_stride, slot_stride, window, scale, softcap,
     BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, TILE_KEYS: tl.constexpr,
-    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, MASK_ALL: tl.constexpr,
+    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, MASK_ALL: tl.constexpr, DECODE: tl.constexpr,
 ):  # fmt: skip
     """Returns the sums over the keys from `begin` (a border of tiles) up to `end`, as `attend_tiles` gives them."""
     weighted = tl.zeros([queries.shape[0], queries.shape[1]], dtype=tl.float32)
@@ -184,12 +184,12 @@ def _sums(
         weighted, total, largest = attend_tiles(
             weighted, total, largest, queries, positions, slopes, begin, middle, first_seen, last_seen,
             key_head, value_head, block_table, block_stride, slot_stride, window, scale, softcap,
-            BLOCK_SIZE, HEAD_DIM, TILE_KEYS, WINDOWED, CAPPED, False,
+            BLOCK_SIZE, HEAD_DIM, TILE_KEYS, WINDOWED, CAPPED, False, DECODE,
         )  # fmt: skip
     weighted, total, largest = attend_tiles(
         weighted, total, largest, queries, positions, slopes, middle, end, first_seen, last_seen,
         key_head, value_head, block_table, block_stride, slot_stride, window, scale, softcap,
-        BLOCK_SIZE, HEAD_DIM, TILE_KEYS, WINDOWED, CAPPED, True,
+        BLOCK_SIZE, HEAD_DIM, TILE_KEYS, WINDOWED, CAPPED, True, DECODE,
     )  # fmt: skip
     return weighted, total, largest
 

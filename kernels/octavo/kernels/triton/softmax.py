@@ -55,14 +55,15 @@ def attend_tiles(
     begin, end, first_seen, last_seen, key_head, value_head, block_table, block_stride, slot_stride, window,
     scale, softcap,
     BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, TILE_KEYS: tl.constexpr,
-    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, MASKED: tl.constexpr,
+    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, MASKED: tl.constexpr, DECODE: tl.constexpr,
 ):  # fmt: skip
     """Adds the keys from `begin` (a border of tiles) up to `end` to the sums over the keys before, and returns the new
     sums.
 
     `weighted` [rows, dims], `total` and `largest` [rows]: values and ones weighted by powers of two of the scores less
     the `largest`. Queries at `positions` ([rows]) see the keys up to their own, `window` many; between them, those from
-    `first_seen` to `last_seen`: no other slot of the cache is read. Not `MASKED`: all queries see all keys.
+    `first_seen` to `last_seen`: no other slot of the cache is read. Not `MASKED`: all queries see all keys. `DECODE`:
+    all queries are at one position.
     """
     dims = tl.arange(0, queries.shape[1])[None, :]
     blocks = _blocks_at(begin + tl.arange(0, TILE_KEYS), block_table, first_seen, last_seen, BLOCK_SIZE)
@@ -90,6 +91,12 @@ def attend_tiles(
             if WINDOWED:
                 seen &= keys_at[None, :] > positions[:, None] - window
             scores = tl.where(seen, scores, float("-inf"))
+            if not DECODE:
+                # What some of the queries do not see yet may be infinite, and times a weight of zero no number.
+                unsound = tl.max((values - values != 0).to(tl.int32), axis=1) > 0
+                values = tl.where(unsound[:, None], 0.0, values).to(queries.dtype)
+                is_spoiled = tl.max((seen & unsound[None, :]).to(tl.int32), axis=1) > 0
+                weighted = tl.where(is_spoiled[:, None], float("nan"), weighted)
         larger = tl.maximum(largest, tl.max(scores, axis=1) * unit)
         shift = finite(larger)
         weights = tl.exp2(scores * unit - shift[:, None])

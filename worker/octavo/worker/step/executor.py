@@ -32,8 +32,8 @@ class Executor:
         self._device = paging.device
 
     def launch(self, moves: BlockMoves, items: list[WorkItem]) -> DoneStep:
-        """Runs a step. Drafts are checked where a guess that overflows leaves the tokens before it as they are."""
         if not self._paging.attention.masks_unwritten:
+            # A guess that overflows would spoil all that is computed over its slot, until that is written to again.
             items = [item.without_draft() for item in items]
         return DoneStep(self._execute(moves, items))
 

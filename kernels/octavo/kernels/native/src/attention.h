@@ -105,21 +105,22 @@ OCTAVO_INLINE void first_of_pairs(const bf16* pairs, bf16* to) {
   store_bytes(to, kept);
 }
 
-// output += weights x values for `columns` sixteens of the head, over the tokens of the tiles.
+// output += weights x values for `columns` sixteens of the head, over the tokens of the tiles from `from` (of a pair the
+// first) to `num_tokens`.
 template <typename How, int count, int columns, typename C = typename How::Cache>
 OCTAVO_LOOP void add_values(const typename How::Left (*weights)[kChunk], const Tile<C>* tiles, const Tile<C>* ahead,
-                            int64_t num_tokens, int64_t head_dim, int64_t column, const float* rescale, float* outputs,
-                            int64_t output_stride) {
+                            int64_t from, int64_t num_tokens, int64_t head_dim, int64_t column, const float* rescale,
+                            float* outputs, int64_t output_stride) {
   constexpr int depth = kDepth<C>;
   Sums<count, columns> sums;
   sums.load(outputs + column, output_stride);
   sums.scale(rescale);
-  for (int64_t first = 0; first < num_tokens; first += kLanes) {
+  for (int64_t first = from / kLanes * kLanes; first < num_tokens; first += kLanes) {
     const C* values = tiles[first / kLanes].values;
     if (!values) continue;
     const C* next = ahead[first / kLanes].values ? ahead[first / kLanes].values : values;
     const int64_t tokens = num_tokens - first < kLanes ? num_tokens - first : kLanes;
-    int64_t token = 0;
+    int64_t token = from > first ? from - first : 0;
     for (; token + depth <= tokens; token += depth) {
       const int64_t at = token * head_dim + column * depth;
       each<columns>(OCTAVO_EACH(c) { __builtin_prefetch(next + at + c * kLanes * depth, 0, 2); });
@@ -143,17 +144,18 @@ OCTAVO_LOOP void add_values(const typename How::Left (*weights)[kChunk], const T
 // As many rows at a time as leave registers for the columns.
 template <typename How, int count, int row = 0, typename C = typename How::Cache>
 OCTAVO_INLINE void add_all_values(const typename How::Left (*weights)[kChunk], const Tile<C>* tiles,
-                                  const Tile<C>* ahead, int64_t num_tokens, int64_t head_dim, const float* rescale,
-                                  float* outputs) {
+                                  const Tile<C>* ahead, int64_t from, int64_t num_tokens, int64_t head_dim,
+                                  const float* rescale, float* outputs) {
   constexpr int columns = How::kColumns, most = How::kHeldSums / columns, some = count - row > most ? most : count - row;
   float* at = outputs + row * head_dim;
   int64_t column = 0;
   for (; column + columns * kLanes <= head_dim; column += columns * kLanes)
-    add_values<How, some, columns>(weights + row, tiles, ahead, num_tokens, head_dim, column, rescale + row, at, head_dim);
+    add_values<How, some, columns>(weights + row, tiles, ahead, from, num_tokens, head_dim, column, rescale + row, at,
+                                   head_dim);
   for (; column < head_dim; column += kLanes)
-    add_values<How, some, 1>(weights + row, tiles, ahead, num_tokens, head_dim, column, rescale + row, at, head_dim);
+    add_values<How, some, 1>(weights + row, tiles, ahead, from, num_tokens, head_dim, column, rescale + row, at, head_dim);
   if constexpr (row + some < count)
-    add_all_values<How, count, row + some>(weights, tiles, ahead, num_tokens, head_dim, rescale, outputs);
+    add_all_values<How, count, row + some>(weights, tiles, ahead, from, num_tokens, head_dim, rescale, outputs);
 }
 
 #if defined(OCTAVO_EXACT)
@@ -267,8 +269,18 @@ struct Floats<C, L>::Of {
     store_rounded((C*)nullptr, weights[r] + t * kLanes, values);
   }
 
-  OCTAVO_INLINE void add(const Tile<C>* tiles, const Tile<C>* ahead, int64_t tokens, const float* rescale, float* outputs) {
-    add_all_values<Floats, count>(weights, tiles, ahead, tokens, head_dim, rescale, outputs);
+  // What all rows see together; then each row the rest of what it sees itself. That others are to see may be infinite, and
+  // times a weight of zero no number.
+  OCTAVO_INLINE void add(const Tile<C>* tiles, const Tile<C>* ahead, const int64_t* seen, const float* rescale,
+                         float* outputs) {
+    const int64_t common = seen[0] == seen[count - 1] ? seen[0] : seen[0] / kDepth<C> * kDepth<C>;
+    add_all_values<Floats, count>(weights, tiles, ahead, 0, common, head_dim, rescale, outputs);
+    if constexpr (count > 1) {
+      static constexpr float kSame[kLanes] = {1.0f};
+      for (int r = 0; r < count; r++)
+        if (seen[r] > common)
+          add_all_values<Floats, 1>(weights + r, tiles, ahead, common, seen[r], head_dim, kSame, outputs + r * head_dim);
+    }
   }
 };
 
@@ -290,6 +302,7 @@ void attend_rows(const Rows& rows, const GroupStep& step, const LayerCache& cach
   const int64_t begin = rows.lowest(first), end = rows.position(first + count - 1) + 1;
   alignas(64) float scores[count][kChunk];
   alignas(64) float shrink[kLanes] = {};
+  int64_t seen[count];  // of the chunk's keys, as far as a row's position lets it
   Tile<C> tiles[kTiles], next_tiles[kTiles];
   find_tiles(rows, step, cache, table, begin / kChunk * kChunk, begin, end, next_tiles);
   for (int64_t start = begin / kChunk * kChunk; start < end; start += kChunk) {
@@ -306,7 +319,9 @@ void attend_rows(const Rows& rows, const GroupStep& step, const LayerCache& cach
     }
     store(shrink, power<false>(load(shrink)));
     for (int r = 0; r < count; r++) total[r] = total[r] * shrink[r] + masses[r];
-    how.add(tiles, next_tiles, std::min<int64_t>(end - start, kChunk), shrink, room);
+    for (int r = 0; r < count; r++)
+      seen[r] = std::clamp<int64_t>(rows.position(first + r) + 1 - start, 0, kChunk);
+    how.add(tiles, next_tiles, seen, shrink, room);
   }
   for (int r = 0; r < count; r++)
     rows.output(first + r, OCTAVO_EACH(output) {

@@ -147,8 +147,9 @@ struct CodeDots::Of {
     scaled[r][t] = tiles[t].values ? select(values != zero, values * load(tiles[t].value_scales), zero) : zero;
   }
 
-  OCTAVO_INLINE void add(const Tile<int8>* tiles, const Tile<int8>* ahead, int64_t tokens, const float* rescale,
+  OCTAVO_INLINE void add(const Tile<int8>* tiles, const Tile<int8>* ahead, const int64_t* seen, const float* rescale,
                          float* outputs) {
+    const int64_t tokens = seen[count - 1];
     static_assert(count <= kLanes);
     alignas(64) int32_t most[kLanes] = {};
     alignas(64) float factors[kLanes], inverses[kLanes];

@@ -1,19 +1,25 @@
 """Sound plans at random, made as a scheduler makes them: without the results that are not back."""
 
+from array import array
 from collections import Counter, deque
 from collections.abc import Iterable
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from random import Random
 
+from octavo.testbed.tiny_model import END_TOKEN_ID, VOCAB_SIZE
 from octavo.testing.oracles.worker_plans import beam_sampling, moves, plan, sampling, start, work
 from octavo.wire.base import NULL_BLOCK
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import Remap, SequenceFork, SequenceStart, SequenceWork, StepOutcome, StepPlan, StepResult
+from octavo.worker.fake.distribution import NoTokenLeftError
+from octavo.worker.fake.runner import FakeVocabulary
 
 BLOCK_SIZE, NUM_BLOCKS, NUM_CPU_BLOCKS = 4, 256, 32
 WINDOWS = (0, 6)
 MAX_SEQUENCES, MAX_TOKENS = 5, 24
+_VOCABULARY = FakeVocabulary(VOCAB_SIZE, (END_TOKEN_ID,))
 # The last one leaves no token as soon as it has to choose.
 PARAMS = [
     sampling(),
@@ -35,9 +41,12 @@ class Known:
     token_ids: list[int | None]
     prompt_length: int
     num_computed: int = 0
+    index: int = 0
     tables: list[list[int]] = field(default_factory=lambda: [[] for _ in WINDOWS])
     offered: list[int] = field(default_factory=list)
     dead: bool = False
+    # Of what follows its tokens a step under way checks a guess.
+    is_drafted: bool = False
     # Whether the worker has been told of its tables.
     is_told: bool = True
 
@@ -54,11 +63,12 @@ class Outstanding:
     plan: StepPlan
     named: list[Known] = field(default_factory=list)
     places: dict[int, list[tuple[Known, int]]] = field(default_factory=dict)
+    drafted: dict[int, Known] = field(default_factory=dict)
 
 
 class Planner:
-    """Plans for one incarnation of a worker with the memory above, of sequences with any of `params`; now and then one
-    that cannot be carried out."""
+    """Plans for one incarnation of a worker of the byte model with the memory above, of sequences with any of `params`;
+    now and then one that cannot be carried out."""
 
     def __init__(self, random: Random, params: list[SamplingParams] = PARAMS) -> None:
         self.random = random
@@ -78,6 +88,7 @@ class Planner:
         self.step = Outstanding(plan(step_id))
         self.copies: list[tuple[int, int]] = []
         self.remaps: list[Remap] = []
+        self.drafts: dict[int, list[int]] = {}
         swap_out, forget = self._forget()
         swap_in, starts = ([], []) if swap_out else self._swap_in()
         starts += [self._start() for _ in range(2) if len(self.known) < MAX_SEQUENCES and self.maybe(0.5)]
@@ -94,6 +105,7 @@ class Planner:
             forks=forks,
             remaps=self.remaps,
             work=shares,
+            drafts=self.drafts,
             answered=answered,
         )
         self.outstanding.append(self.step)
@@ -111,6 +123,9 @@ class Planner:
         for token in result.sampled:
             for sequence, place in step.places[token.sequence_id]:
                 sequence.token_ids[place] = token.token_id
+        further = {each.sequence_id: each.token_ids for each in result.further}
+        for sequence_id, sequence in step.drafted.items():
+            self._confirm(sequence, further.get(sequence_id, []))
         for offer in result.candidates:
             for sequence, _ in step.places[offer.sequence_id]:
                 sequence.offered = list(offer.token_ids)
@@ -118,6 +133,17 @@ class Planner:
             for sequence in step.named:
                 sequence.dead |= sequence.sequence_id == failure.sequence_id
         return result.step_id
+
+    def _confirm(self, sequence: Known, further: list[int]) -> None:
+        sequence.is_drafted = False
+        sequence.token_ids += further
+        if self.known.get(sequence.sequence_id) is not sequence:
+            return
+        self._pass(sequence, sequence.num_computed + len(further))
+        width = -(-sequence.num_computed // BLOCK_SIZE)
+        for table in sequence.tables:
+            self._release(table[width:])
+            del table[width:]
 
     def _lose(self, step: Outstanding) -> None:
         for sequence in step.named:
@@ -184,16 +210,24 @@ class Planner:
         token_ids = [token for token in sequence.token_ids if token is not None]
         assert len(token_ids) == len(sequence.token_ids)
         prompt, generated = token_ids[: sequence.prompt_length], token_ids[sequence.prompt_length :]
-        computed = sequence.num_computed
-        return start(sequence.sequence_id, prompt, generated, num_computed=computed, params=sequence.params)
+        return start(
+            sequence.sequence_id,
+            prompt,
+            generated,
+            index=sequence.index,
+            num_computed=sequence.num_computed,
+            params=sequence.params,
+        )
 
     def _forks(self) -> list[SequenceFork]:
-        parents = [s for s in self.known.values() if s.is_told and not (s.is_waiting and not s.offered)]
+        able = (s for s in self.known.values() if s.is_told and not s.is_drafted)
+        parents = [s for s in able if not (s.is_waiting and not s.offered)]
         if not parents or len(self.known) >= MAX_SEQUENCES or self.maybe(0.6):
             return []
         parent = self.random.choice(parents)
         child = deepcopy(parent)
         child.sequence_id = self.random.choice([i for i in range(1, 3 * MAX_SEQUENCES) if i not in self.known])
+        child.index = 1
         self.known[child.sequence_id] = child
         self.num_holders.update(b for table in child.tables for b in table if b != NULL_BLOCK)
         self.step.named.append(child)
@@ -201,11 +235,12 @@ class Planner:
             step.places.get(parent.sequence_id, []).extend(
                 (child, place) for each, place in step.places.get(parent.sequence_id, []) if each is parent
             )
-        return [SequenceFork(parent.sequence_id, child.sequence_id, 1)]
+        return [SequenceFork(parent.sequence_id, child.sequence_id, child.index)]
 
     def _remap_any(self) -> None:
         for sequence in self.known.values():
-            if sequence.is_told and sequence not in self.step.named and self.maybe(0.1):
+            able = sequence.is_told and not sequence.is_drafted
+            if able and sequence not in self.step.named and self.maybe(0.1):
                 group = self.random.randrange(len(WINDOWS))
                 held = [i for i, block in enumerate(sequence.tables[group]) if block != NULL_BLOCK]
                 if held:
@@ -224,7 +259,7 @@ class Planner:
         shares, done = list[SequenceWork](), set[int]()
         for sequence in list(self.known.values()):
             stuck = sequence.is_waiting and not sequence.offered
-            if sequence.sequence_id in done or stuck or self.maybe(0.15):
+            if sequence.sequence_id in done or stuck or sequence.is_drafted or self.maybe(0.15):
                 continue
             missing = len(sequence.token_ids) + sequence.is_waiting - sequence.num_computed
             num_tokens = self.random.choice([missing, missing, self.random.randint(1, missing)])
@@ -247,7 +282,9 @@ class Planner:
         brought = [[] for _ in WINDOWS] if leader.is_told else leader.tables
         leader.is_told = True
         end = leader.num_computed + num_tokens
-        grown = [[self._take() for _ in range(len(t), -(-end // BLOCK_SIZE))] for t in leader.tables]
+        draft = [] if followers or leader.params.beam or end < len(leader.token_ids) else self._draft(leader)
+        width = -(-(end + len(draft)) // BLOCK_SIZE)
+        grown = [[self._take() for _ in range(len(t), width)] for t in leader.tables]
         for member in members:
             if token is not None:
                 member.token_ids.append(token)
@@ -258,6 +295,30 @@ class Planner:
         new_block_ids = [[*old, *new] for old, new in zip(brought, grown, strict=True)]
         ids = [member.sequence_id for member in followers]
         return work(leader.sequence_id, num_tokens, *new_block_ids, input_token_id=token, followers=ids)
+
+    def _draft(self, sequence: Known) -> list[int]:
+        """Guesses what follows a sequence whose tokens are all known."""
+        if None in sequence.token_ids or self.maybe(0.5):
+            return []
+        draft = self._guess(sequence, self.random.choice([1, 2, 5, 9]))
+        self.drafts[sequence.sequence_id] = draft
+        sequence.is_drafted = True
+        self.step.drafted[sequence.sequence_id] = sequence
+        return draft
+
+    def _guess(self, sequence: Known, length: int) -> list[int]:
+        """Returns what the model chooses, up to a place at random, and then anything."""
+        history = array("i", [token for token in sequence.token_ids if token is not None])
+        num_right = self.random.randint(0, length)
+        num_generated = len(history) - sequence.prompt_length
+        for place in range(length):
+            token = self.random.randrange(256)
+            if place < num_right:
+                with suppress(NoTokenLeftError):
+                    count = num_generated + place
+                    token = _VOCABULARY.choose(history.tobytes(), sequence.params, sequence.index, count)
+            history.append(token)
+        return history[-length:].tolist()
 
     def _own_last_block(self, members: list[Known]) -> None:
         """Copy-on-write, where others than `members` hold what these are about to write."""
@@ -274,13 +335,16 @@ class Planner:
                     follower.tables[group][index] = table[index]
                     self.num_holders[table[index]] += 1
 
-    def _advance(self, sequence: Known, end: int) -> None:
+    def _pass(self, sequence: Known, end: int) -> None:
         for window, table in zip(WINDOWS, sequence.tables, strict=True):
             passed = range(_first_seen(window, sequence.num_computed), _first_seen(window, end))
             self._release([table[index] for index in passed])
             for index in passed:
                 table[index] = NULL_BLOCK
         sequence.num_computed = end
+
+    def _advance(self, sequence: Known, end: int) -> None:
+        self._pass(sequence, end)
         if end == len(sequence.token_ids):
             self.step.places[sequence.sequence_id] = [(sequence, end)]
             if sequence.params.beam is None:
