@@ -29,11 +29,13 @@ CPU = torch.device("cpu")
 
 
 def batch() -> Batch:
-    """A prompt of which nothing is chosen yet, and two sequences that decode, in two KV groups."""
+    """A prompt of which nothing is chosen yet, and two sequences that decode, one with a draft, in two KV groups."""
     sampling = SamplingParams(max_tokens=8)
     prompt = WorkerSequence(0, 0, sampling, 9, list(range(9)), 0, [[4, 5, 6], [7, 8, 9]])
-    decoding = [WorkerSequence(i, 0, sampling, 3, [1, 2, 3, 4], 3, [[10 + i], [12 + i]]) for i in (1, 2)]
-    items = [WorkItem(prompt, 0, 6, ()), *(WorkItem(each, 3, 1, (each,)) for each in decoding)]
+    decoding = [WorkerSequence(i, 0, sampling, 3, [1, 2, 3, 4], 3, [[10 + i, 0], [12 + i, 1]]) for i in (1, 2)]
+    drafts: list[list[int]] = [[], [5, 6]]
+    decodes = [WorkItem(each, 3, 1 + len(draft), (each,), draft) for each, draft in zip(decoding, drafts, strict=True)]
+    items = [WorkItem(prompt, 0, 6, ()), *decodes]
     return build_batch(items, 2, 4, CPU)
 
 
@@ -85,7 +87,7 @@ def test_what_is_no_frame_is_refused(data: bytes) -> None:
         {"query_lens": []},
         {"rows": [8]},
         {"rows": [-1]},
-        {"num_choosing": 4},
+        {"num_choosing": 6},
         {"num_choosing": -1},
     ],
     ids=str,

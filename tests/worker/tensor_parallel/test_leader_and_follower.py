@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 from typing import Any, cast
 
 import pytest
@@ -11,7 +12,8 @@ import torch
 from transformers import AutoConfig
 
 from octavo.testbed.models import fp32_runner, generate, new_sequences, run_items, run_step, write_tiny_model
-from octavo.testbed.tiny_model import write_byte_model
+from octavo.testbed.tiny_model import VOCAB_SIZE, write_byte_model
+from octavo.testing.oracles.drafted_runs import compare, random_requests
 from octavo.wire.base import NULL_BLOCK
 from octavo.wire.sampling import Logprobs, SamplingParams
 from octavo.wire.steps import BlockMove, BlockMoves
@@ -102,6 +104,14 @@ def ranks(directory: Path, tmp_path: Path) -> Iterator[TwoRanks]:
 
 def test_two_ranks_sample_what_one_does(ranks: TwoRanks, alone: ModelRunner) -> None:
     assert generate(ranks.runner, PROMPTS, 24) == generate(alone, PROMPTS, 24)
+
+
+def test_drafts_change_no_bit_of_what_two_ranks_say(directory: Path, tmp_path: Path) -> None:
+    settings = {**_SETTINGS, "num_blocks": 256, "block_size": 16}
+    with two_ranks(f"file:{tmp_path}", directory, settings) as ranks:
+        asked = random_requests(Random(2), 8, VOCAB_SIZE, longest_prompt=40, most_tokens=16)
+        drafted = compare(ranks.runner, asked, 2)
+    assert 0 < drafted.num_accepted < drafted.num_drafted
 
 
 def test_prompt_logprobs_are_those_of_one_rank(ranks: TwoRanks, alone: ModelRunner) -> None:
