@@ -53,6 +53,26 @@ def test_without_measured_costs_nothing_pays() -> None:
     assert decide(unknown, [good()], 1, 0, 100) == Decision([0], Pace.GO)
 
 
+@pytest.mark.parametrize(
+    "measured",
+    [
+        [RowCost(1, 0.0)],
+        [RowCost(1, 0.0), RowCost(2, 0.0)],
+        [RowCost(4, 0.02), RowCost(1, 0.01)],
+        [RowCost(1, 0.02), RowCost(4, 0.01)],
+        [RowCost(1, 0.01), RowCost(1, 0.02)],
+    ],
+)
+def test_costs_that_no_worker_can_have_measured_do_no_harm(measured: list[RowCost]) -> None:
+    costs = Prices(measured)
+    costs.answered(1, 1, taking(0.01))
+    costs.answered(1, 4, taking(0.01))
+    counts = decide(costs, [good()], 1, 0, 100).counts
+    assert counts == ([8] if costs.is_known else [0])
+    if costs.is_known:
+        assert 0.0 < costs.seconds(1) <= costs.seconds(2) <= costs.seconds(9)
+
+
 def test_a_sequence_alone_gets_rows_for_its_guesses_and_waits() -> None:
     decision = decide(prices(COSTS), [good()], 1, 0, 100)
     assert decision == Decision([8], Pace.ALL)
@@ -167,3 +187,58 @@ def test_unpriced_guesses_are_checked_up_to_a_number_whatever_they_promise() -> 
     offers = [good(8, chance=0.01), good(2), good(3, in_flight=True), good(1, in_flight=True)]
     assert always(4, offers) == Decision([4, 2, 2, 0], Pace.DRAFTERS)
     assert always(4, []) == Decision([], Pace.GO)
+
+
+def taking(seconds: float) -> StepTimes:
+    return StepTimes(0, round(seconds * 1e6), 0)
+
+
+def spent(costs: Prices, num_decodes: int = 64) -> int:
+    offers = num_decodes * [good(chance=0.8)]
+    return sum(decide(costs, offers, num_decodes, 0, 10_000).counts)
+
+
+def test_more_guesses_pay_where_sequences_take_longer_than_measured_for_their_context() -> None:
+    costs = prices(COSTS)
+    before = spent(costs)
+    for _ in range(200):
+        costs.answered(64, 64, taking(0.160))
+    assert costs.seconds(64) == pytest.approx(0.160, rel=0.02)
+    assert costs.seconds(1) == pytest.approx(0.011 + 0.120 / 64, rel=0.05)
+    assert spent(costs) > before + 64
+
+
+def test_fewer_guesses_pay_where_their_rows_take_longer_than_measured_until_that_is_long_ago() -> None:
+    costs = prices(COSTS)
+    for _ in range(200):
+        costs.answered(16, 16, taking(0.015))
+    before = spent(costs, 16)
+    for _ in range(200):
+        costs.answered(16, 64, taking(0.015 + 3 * 0.025))
+    assert costs.row_factor == pytest.approx(3.0, rel=0.05)
+    assert spent(costs, 16) < before / 2
+    for _ in range(5000):
+        costs.answered(16, 16, taking(0.015))
+    assert spent(costs, 16) == before
+
+
+def test_a_step_that_was_held_up_changes_little() -> None:
+    costs = prices(COSTS)
+    costs.answered(64, 64, taking(60.0))
+    costs.answered(16, 64, taking(60.0))
+    assert costs.seconds(64) < 0.045
+    assert costs.row_factor < 3.5
+
+
+def test_answers_of_a_worker_that_measured_nothing_say_nothing() -> None:
+    unknown = prices({})
+    unknown.answered(1, 1, taking(0.01))
+    assert not unknown.is_known
+
+
+def test_steps_whose_rows_cost_nothing_by_the_curve_leave_it_as_it_is() -> None:
+    flat = prices({1: 0.01, 64: 0.01})
+    for _ in range(10_000):
+        flat.answered(1, 9, taking(0.01))
+    assert flat.row_factor == 1.0
+    assert decide(flat, [good()], 1, 0, 100).counts == [8]

@@ -7,11 +7,11 @@ only those with guesses do, they miss every other step.
 """
 
 import enum
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise
 from operator import mul
 
 from octavo.scheduler.core.speculation.acceptance import HIGHEST_CHANCE
@@ -21,8 +21,13 @@ from octavo.wire.steps import MAX_DRAFT_TOKENS, StepTimes
 # Seconds from a worker's answer to its next step, until that was measured; and the latest measurements that count.
 _FIRST_GAP_S = 0.001
 _KEPT_GAPS = 15
-# The tokens that the best guesses of one sequence bring.
-_BEST_GAINS = [HIGHEST_CHANCE**depth for depth in range(1, MAX_DRAFT_TOKENS + 1)]
+# Steps whose times count.
+_KEPT_STEPS = 32
+# The tokens that the best guesses bring: of a few sequences, by rows; and of each sequence, by depth.
+_BEST_FEW = [(rows, rows * HIGHEST_CHANCE) for rows in (1, 2, 4, 8)]
+_BEST_MANY = [
+    (depth, sum(HIGHEST_CHANCE**each for each in range(1, depth + 1))) for depth in (1, 2, 4, 8, 16, MAX_DRAFT_TOKENS)
+]
 # Tokens must come faster by so much: what is less may be an error of the measurements.
 _MARGIN = 1.02
 
@@ -60,74 +65,92 @@ class Decision:
 
 
 class Prices:
-    """Knows what the steps of one replica cost by their rows (`rows`, as its worker measured them; with none nothing
-    pays), and the seconds that a worker loses where the next plan waits for its answer."""
+    """Knows what the steps of one replica cost. The curve is `rows`, as its worker measured them with short contexts at
+    its start (with none nothing pays); the steps that it answers say by how much its sequences, and further rows, take
+    longer."""
 
     def __init__(self, rows: Sequence[RowCost]) -> None:
-        self._rows = [cost.rows for cost in rows]
-        self._seconds = [cost.seconds for cost in rows]
+        # A worker's word is not relied on: sizes rise, no step takes no time, and none takes less than a smaller one.
+        curve = sorted({cost.rows: cost.seconds for cost in rows if cost.seconds > 0.0}.items())
+        self._rows = [size for size, _ in curve]
+        self._seconds = list(accumulate((seconds for _, seconds in curve), max))
+        # Seconds by which each row between two sizes lengthens a step; beyond the last size as before it.
+        points = pairwise(zip(self._rows, self._seconds, strict=True))
+        self._slopes = [(high_s - low_s) / (high - low) for (low, low_s), (high, high_s) in points] or [0.0]
         self._gaps: deque[float] = deque(maxlen=_KEPT_GAPS)
         self.gap_s = _FIRST_GAP_S
-        # The answer of `may_pay` for the latest numbers, which change seldom.
-        self._asked: tuple[int, int] | None = None
-        self._pays = False
-
-    def answered_alone(self, seconds: float, times: StepTimes) -> None:
-        """Notes how long the answer to a step took that was sent while no other was under way, and what the worker
-        says that it took of that."""
-        self._gaps.append(max(0.0, seconds - (times.prepare_us + times.model_us + times.sample_us) / 1e6))
-        self.gap_s = sorted(self._gaps)[len(self._gaps) // 2]
-
-    def seconds(self, rows: int) -> float:
-        """Returns how long a step of so many rows takes: between those measured in proportion, and beyond them as the
-        last ones grow."""
-        known = self._rows
-        upper = min(max(bisect_left(known, rows), 1), len(known) - 1)
-        if upper < 1 or rows <= known[0]:
-            return self._seconds[0]
-        low, high = self._seconds[upper - 1], self._seconds[upper]
-        return low + (high - low) * (rows - known[upper - 1]) / (known[upper] - known[upper - 1])
+        # Seconds that a sequence takes beyond the curve: its context, mostly.
+        self._sequence_s = 0.0
+        # Seconds that further rows have taken lately, and should have by the curve.
+        self._further_s = self._expected_s = 0.0
 
     @property
     def is_known(self) -> bool:
         return bool(self._rows)
+
+    @property
+    def row_factor(self) -> float:
+        """Returns how much longer further rows take than by the curve, which is believed until it is known better."""
+        return (self._further_s + self._seconds[0]) / (self._expected_s + self._seconds[0])
+
+    def answered_alone(self, seconds: float, times: StepTimes) -> None:
+        """Notes how long the answer took to a step that was sent while no other was under way, and what the worker says
+        that it took of that."""
+        self._gaps.append(max(0.0, seconds - _seconds_of(times)))
+        self.gap_s = sorted(self._gaps)[len(self._gaps) // 2]
+
+    def answered(self, num_decodes: int, num_rows: int, times: StepTimes) -> None:
+        """Notes how long a step took that decoded so many sequences in so many rows, and computed nothing else."""
+        if not self._rows:
+            return
+        by_curve, expected = self._by_curve(num_decodes), self.seconds(num_decodes)
+        took = _seconds_of(times)
+        if num_rows == num_decodes:
+            # One that took much longer was held up.
+            beyond = max(0.0, min(took, 2 * expected) - by_curve) / num_decodes
+            self._sequence_s += (beyond - self._sequence_s) / _KEPT_STEPS
+            self._further_s += (self._expected_s - self._further_s) / (10 * _KEPT_STEPS)
+        else:
+            further = self._by_curve(num_rows) - by_curve
+            keep = 1.0 - 1.0 / _KEPT_STEPS
+            self._further_s = keep * self._further_s + min(max(0.0, took - expected), 4 * further)
+            self._expected_s = keep * self._expected_s + further
+
+    def seconds(self, num_decodes: int) -> float:
+        """Returns how long a step takes that decodes so many sequences without guesses."""
+        return self._by_curve(num_decodes) + num_decodes * self._sequence_s
+
+    def further_seconds(self, rows: int, further: int) -> float:
+        """Returns how much longer a step of so many rows takes with so many further ones."""
+        return self.row_factor * (self._by_curve(rows + further) - self._by_curve(rows))
+
+    def _by_curve(self, rows: int) -> float:
+        known = self._rows
+        if rows <= known[0]:
+            return self._seconds[0]
+        below = bisect_left(known, rows) - 1
+        return self._seconds[below] + (rows - known[below]) * self._slopes[min(below, len(self._slopes) - 1)]
+
+    def least_growth(self, rows: int) -> float:
+        """Returns the least seconds by which any row lengthens a step that has so many before it."""
+        below = min(max(bisect_right(self._rows, rows) - 1, 0), len(self._slopes) - 1)
+        return self.row_factor * min(self._slopes[below:])
 
     def may_pay(self, num_decodes: int, other_rows: int) -> bool:
         """Tells whether guesses could pay in a step that decodes so many sequences beside so many rows of prompts, if
         all were as good as any are and waiting cost nothing."""
         if not self._rows or not num_decodes:
             return False
-        asked = (num_decodes, other_rows)
-        if asked != self._asked:
-            ranked = sorted(num_decodes * _BEST_GAINS, reverse=True)
-            plain, best, _ = self.best_size(num_decodes, other_rows, ranked, 0.0)
-            self._asked, self._pays = asked, best > plain * _MARGIN
-        return self._pays
+        rows, plain_s = num_decodes + other_rows, self.seconds(num_decodes)
+        best = chain(_BEST_FEW, ((num_decodes * depth, num_decodes * gain) for depth, gain in _BEST_MANY))
+        return any(
+            (num_decodes + gain) * plain_s > _MARGIN * num_decodes * (plain_s + self.further_seconds(rows, further))
+            for further, gain in best
+        )
 
-    def best_size(
-        self, num_decodes: int, other_rows: int, ranked: Sequence[float], gap_s: float
-    ) -> tuple[float, float, int]:
-        """Returns the tokens per second without guesses and with the best number of them, and that number. Guesses are
-        expected to bring the `ranked` tokens, the most first."""
-        plain_s, base_s = self.seconds(num_decodes), self.seconds(num_decodes + other_rows)
-        tokens, best, size = float(num_decodes), 0.0, 0
-        for number, gain in enumerate(ranked, 1):
-            tokens += gain
-            # Beside a long prompt a step is slow whatever it decodes: what tokens are worth is what others cost.
-            rate = tokens / (plain_s + self.seconds(num_decodes + other_rows + number) - base_s + gap_s)
-            if rate > best:
-                best, size = rate, number
-        return num_decodes / plain_s, best, size
 
-    def every_other(self, num_decodes: int, other_rows: int, counts: Sequence[int], gain: float) -> float:
-        """Returns the tokens per second of two steps, in one of which the sequences with guesses are missing; 0 if all
-        have some."""
-        num_missing = sum(count > 0 for count in counts)
-        if num_missing == num_decodes:
-            return 0.0
-        others = num_decodes - num_missing
-        further_s = self.seconds(num_decodes + other_rows + sum(counts)) - self.seconds(num_decodes + other_rows)
-        return (others + num_decodes + gain) / (self.seconds(others) + self.seconds(num_decodes) + further_s)
+def _seconds_of(times: StepTimes) -> float:
+    return (times.prepare_us + times.model_us + times.sample_us) / 1e6
 
 
 def decide(prices: Prices, offers: Sequence[Offer], num_decodes: int, other_rows: int, room: int) -> Decision:
@@ -136,12 +159,40 @@ def decide(prices: Prices, offers: Sequence[Offer], num_decodes: int, other_rows
     gains = [offer.gains() for offer in offers]
     ranked = sorted(chain.from_iterable(gains), reverse=True)[: max(0, room)]
     if ranked and prices.is_known:
-        plain, all_wait, size = prices.best_size(num_decodes, other_rows, ranked, prices.gap_s)
+        plain = num_decodes / prices.seconds(num_decodes)
+        size, all_wait = _best_size(prices, ranked, num_decodes, other_rows)
         counts = _shares(gains, ranked[:size])
-        some_wait = prices.every_other(num_decodes, other_rows, counts, sum(ranked[:size]))
-        if max(all_wait, some_wait) > plain * _MARGIN:
+        some_wait = _every_other(prices, counts, sum(ranked[:size]), num_decodes, other_rows)
+        if max(all_wait, some_wait) > _MARGIN * plain:
             return Decision(counts, Pace.ALL if all_wait >= some_wait else Pace.DRAFTERS)
     return Decision([0] * len(offers), Pace.GO)
+
+
+def _best_size(prices: Prices, ranked: Sequence[float], num_decodes: int, other_rows: int) -> tuple[int, float]:
+    """Returns how many guesses let tokens come fastest, and how many come in a second, if all sequences wait. Guesses
+    bring the `ranked` tokens, the most first."""
+    # Beside a long prompt a step is slow whatever it decodes: what tokens are worth is what others cost.
+    base_s, rows = prices.seconds(num_decodes) + prices.gap_s, num_decodes + other_rows
+    tokens, size, best = float(num_decodes), 0, 0.0
+    for number, gain in enumerate(ranked, 1):
+        if gain < best * prices.least_growth(rows + number - 1):
+            # No row from here on brings as much for its time.
+            break
+        tokens += gain
+        rate = tokens / (base_s + prices.further_seconds(rows, number))
+        if rate > best:
+            size, best = number, rate
+    return size, best
+
+
+def _every_other(prices: Prices, counts: Sequence[int], gain: float, num_decodes: int, other_rows: int) -> float:
+    """Returns the tokens per second of two steps, in one of which the sequences with guesses are missing; 0 if all have
+    some."""
+    others = num_decodes - sum(count > 0 for count in counts)
+    if not others:
+        return 0.0
+    further_s = prices.further_seconds(num_decodes + other_rows, sum(counts))
+    return (others + num_decodes + gain) / (prices.seconds(others) + prices.seconds(num_decodes) + further_s)
 
 
 def _shares(gains: Sequence[Sequence[float]], spent: Sequence[float]) -> list[int]:
