@@ -8,14 +8,15 @@ a sequence whose guesses fail costs nothing while they fail, and is believed aga
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from octavo.scheduler.core.speculation.draft import DraftSource
 from octavo.wire.steps import MAX_DRAFT_TOKENS
 
 # Lengths of matches that differ in what they promise; a longer match counts as the last of them.
 _BOUNDS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 # A copy that goes on for longer counts as one of this length.
 LONGEST_COPY = _BOUNDS[-1]
-_KIND_OF_LENGTH = [max(bisect_right(_BOUNDS, length) - 1, 0) for length in range(LONGEST_COPY + MAX_DRAFT_TOKENS)]
+_KIND_OF_LENGTH = [max(bisect_right(_BOUNDS, length) - 1, 0) for length in range(LONGEST_COPY + 1)]
+# The lengths at which the next kind begins; the last is never reached.
+_ENDS = [*_BOUNDS[1:], LONGEST_COPY + MAX_DRAFT_TOKENS]
 # What guesses are expected to be worth before any was seen, and how many seen ones that counts for.
 _FIRST_CHANCES = (0.2, 0.25, 0.25, 0.3, 0.35, 0.4, 0.5, 0.55, 0.65, 0.75, 0.8, 0.85, 0.9, 0.92, 0.94)
 _FIRST_WEIGHT = 8.0
@@ -50,30 +51,34 @@ class TrackRecord:
 
 
 class Acceptance:
-    """Learns the chances of guesses by their source and the length of the match that they follow."""
+    """Learns the chances of guesses from one source by the length of the match that they follow."""
 
     def __init__(self) -> None:
-        self._right = {source: [_FIRST_WEIGHT * chance for chance in _FIRST_CHANCES] for source in DraftSource}
-        self._seen = {source: [_FIRST_WEIGHT] * len(_FIRST_CHANCES) for source in DraftSource}
+        self._right = [_FIRST_WEIGHT * chance for chance in _FIRST_CHANCES]
+        self._seen = [_FIRST_WEIGHT] * len(_FIRST_CHANCES)
 
-    def chances(self, source: DraftSource, length: int, count: int, record: TrackRecord) -> list[float]:
+    def chances(self, length: int, count: int, record: TrackRecord) -> list[float]:
         """Returns the chances of up to `count` guesses of a sequence, each given that those before it come true: by
         each of them the match is longer. Guesses that all but never come true are left out."""
-        right, seen, factor = self._right[source], self._seen[source], record.factor
+        right, seen, factor = self._right, self._seen, record.factor
         chances: list[float] = []
-        all_true = 1.0
-        for kind in _KIND_OF_LENGTH[length : length + count]:
+        all_true, kind = 1.0, _KIND_OF_LENGTH[length]
+        while count > 0:
             chance = min(HIGHEST_CHANCE, factor * right[kind] / seen[kind])
-            all_true *= chance
-            if all_true < _LEAST_WORTH:
-                return chances
-            chances.append(chance)
+            for _ in range(min(count, _ENDS[kind] - length)):
+                all_true *= chance
+                if all_true < _LEAST_WORTH:
+                    return chances
+                chances.append(chance)
+            count -= _ENDS[kind] - length
+            length = _ENDS[kind]
+            kind += 1
         return chances
 
-    def note(self, source: DraftSource, length: int, record: TrackRecord, came_true: bool) -> None:
+    def note(self, length: int, record: TrackRecord, came_true: bool) -> None:
         """Notes whether the guess that followed a match of `length` tokens came true."""
         kind = _KIND_OF_LENGTH[length]
-        right, seen = self._right[source], self._seen[source]
+        right, seen = self._right, self._seen
         record.note(right[kind] / seen[kind], came_true)
         right[kind] += came_true
         seen[kind] += 1.0

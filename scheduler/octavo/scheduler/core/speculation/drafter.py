@@ -27,6 +27,7 @@ class _Cursor:
 
     text: Text
     source: DraftSource
+    acceptance: Acceptance
     place: int
     length: int
 
@@ -60,7 +61,7 @@ class Drafter:
     def __init__(self) -> None:
         self._groups: dict[SequenceGroup, _GroupTexts] = {}
         self._store = OutputStore()
-        self._acceptance = Acceptance()
+        self._acceptance = {source: Acceptance() for source in DraftSource}
         self._may_index = _INDEXED_PER_STEP
 
     def begin_step(self) -> None:
@@ -76,15 +77,15 @@ class Drafter:
             texts = self._groups[group] = _texts_of(group)
         track = texts.tracks.get(sequence)
         if track is None:
-            track = texts.tracks[sequence] = _new_track(sequence, texts.prediction)
-        self._look(track, sequence.generated_token_ids)
+            track = texts.tracks[sequence] = self._new_track(sequence, texts.prediction)
+        _look(track, sequence.generated_token_ids)
         if track.cursor is None or track.cursor.length < SHORTEST_MATCH:
             self._find(group, texts, track, sequence)
         cursor = track.cursor
         if cursor is None or most < 1:
             return None
         token_ids = _copied(cursor, most)
-        chances = self._acceptance.chances(cursor.source, cursor.length, len(token_ids), track.record)
+        chances = cursor.acceptance.chances(cursor.length, len(token_ids), track.record)
         del token_ids[len(chances) :]
         return Draft(token_ids, chances, cursor.source) if chances else None
 
@@ -95,23 +96,13 @@ class Drafter:
             if sequence.num_generated > SHORTEST_MATCH:
                 self._store.add(_owner(group), sequence.generated_token_ids)
 
-    def _look(self, track: _Track, generated: list[int]) -> None:
-        """Goes on along the text that the sequence follows, through the tokens that have come since."""
-        if len(generated) - track.seen > _MOST_UNSEEN:
-            track.cursor = track.departed = None
-            track.seen = len(generated)
-        for token in islice(generated, track.seen, None):
-            cursor = track.cursor
-            if cursor is not None:
-                came_true = cursor.text.tokens[cursor.place] == token
-                self._acceptance.note(cursor.source, cursor.length, track.record, came_true)
-                if came_true:
-                    _advance(track, cursor)
-                    continue
-                track.cursor, track.departed, track.rejoin_left = None, cursor, _REJOIN_TOKENS
-            if track.departed is not None:
-                _rejoin(track, track.departed, token)
-        track.seen = len(generated)
+    def _new_track(self, sequence: Sequence, prediction: Text | None) -> _Track:
+        """Makes the track of a sequence. One that begins is expected to begin as its prediction."""
+        track = _Track(Text(sequence.generated_token_ids))
+        if prediction is not None and not sequence.generated_token_ids:
+            acceptance = self._acceptance[DraftSource.PREDICTION]
+            track.cursor = _Cursor(prediction, DraftSource.PREDICTION, acceptance, 0, 0)
+        return track
 
     def _find(self, group: SequenceGroup, texts: _GroupTexts, track: _Track, sequence: Sequence) -> None:
         """Makes the sequence follow the text in which the longest run of its latest tokens stands."""
@@ -125,7 +116,7 @@ class Drafter:
                 self._may_index -= text.index(self._may_index)
             place, found = text.find(latest, length)
             if found:
-                track.cursor, length = _Cursor(text, source, place, found), found
+                track.cursor, length = _Cursor(text, source, self._acceptance[source], place, found), found
 
     def _searched(self, group: SequenceGroup, texts: _GroupTexts, track: _Track) -> Iterable[tuple[DraftSource, Text]]:
         """Yields the texts that a sequence may repeat, those first which win where others match as long."""
@@ -152,12 +143,23 @@ def _texts_of(group: SequenceGroup) -> _GroupTexts:
     return _GroupTexts(Text(group.request.prompt_token_ids), Text(predicted) if predicted else None)
 
 
-def _new_track(sequence: Sequence, prediction: Text | None) -> _Track:
-    """Makes the track of a sequence. One that begins is expected to begin as its prediction."""
-    track = _Track(Text(sequence.generated_token_ids))
-    if prediction is not None and not sequence.generated_token_ids:
-        track.cursor = _Cursor(prediction, DraftSource.PREDICTION, 0, 0)
-    return track
+def _look(track: _Track, generated: list[int]) -> None:
+    """Goes on along the text that the sequence follows, through the tokens that have come since."""
+    if len(generated) - track.seen > _MOST_UNSEEN:
+        track.cursor = track.departed = None
+        track.seen = len(generated)
+    for token in generated[track.seen :]:
+        cursor = track.cursor
+        if cursor is not None:
+            came_true = cursor.text.tokens[cursor.place] == token
+            cursor.acceptance.note(cursor.length, track.record, came_true)
+            if came_true:
+                _advance(track, cursor)
+                continue
+            track.cursor, track.departed, track.rejoin_left = None, cursor, _REJOIN_TOKENS
+        if track.departed is not None:
+            _rejoin(track, track.departed, token)
+    track.seen = len(generated)
 
 
 def _advance(track: _Track, cursor: _Cursor) -> None:
@@ -179,7 +181,7 @@ def _rejoin(track: _Track, departed: _Cursor, token: int) -> None:
         return
     track.departed = None
     if found < len(tokens):
-        track.cursor = _Cursor(departed.text, departed.source, found, 1)
+        track.cursor = _Cursor(departed.text, departed.source, departed.acceptance, found, 1)
 
 
 def _copied(cursor: _Cursor, most: int) -> list[int]:

@@ -1,0 +1,39 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from octavo.bench.parts import drafting
+
+
+def test_code_is_guessed_and_random_tokens_are_not() -> None:
+    repeated = 20 * list(range(100))
+    code, noise = drafting.text_cost("code", repeated), drafting.text_cost("noise", list(range(2000)))
+    assert code.guessed_share > 0.9
+    assert noise.guessed_share == 0.0
+    for cost in (code, noise):
+        assert min(cost.indexed_at_once_us, cost.indexed_one_by_one_us, cost.proposal_us) > 0.0
+        assert 8.0 <= cost.index_bytes <= 12.0
+
+
+def test_the_share_of_drafts_is_that_of_all_work_of_a_step() -> None:
+    assert drafting.StepCost("code", 1, 20.0, 30.0, 50.0).share == 0.2
+
+
+def test_the_command_prints_a_line_for_each_text_and_each_step(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    written = tmp_path / "costs.json"
+    sizes = ["--tokens", "2000", "--sequences", "2", "3"]
+    assert drafting.main([*sizes, "--no-worker", "--json", str(written)]) == 0
+    texts, steps = capsys.readouterr().out.split("\n\n")
+    kinds = ["code", "prose", "random"]
+    assert [line.split()[0] for line in texts.splitlines()[1:]] == kinds
+    assert [line.split()[:2] for line in steps.splitlines()[1:]] == [[k, n] for n in ("2", "3") for k in kinds]
+    found = json.loads(written.read_text())
+    assert [len(found["texts"]), len(found["steps"])] == [3, 6]
+
+
+def test_more_tokens_than_there_are_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"give --tokens \d+ or fewer"):
+        drafting.main(["--tokens", "1000000000", "--no-worker"])
