@@ -88,7 +88,7 @@ class WorkerHello(Message, frozen=True):
     for one life of its (empty) block pools; that of its first registration names the `process`, so that it is known
     whether one that was lost has died. `num_blocks` are on the device, which any of the `kv_groups` may use, and
     `num_cpu_blocks` to swap to. `kv_bytes_per_token` is that of all groups together; `costs` is None if the worker did
-    not measure, or has no CPU blocks to weigh. Of the `world_size` ranks that share a replica's model the first
+    not measure. Of the `world_size` ranks that share a replica's model the first
     registers, for all. `predecessor` is None if there was none that served, or one that left in order.
     """
 

@@ -93,9 +93,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def measured(runner: TimedRunner) -> StepCosts:
-    costs = calibrate(runner, runner.clock)
-    assert costs is not None
-    return costs
+    return calibrate(runner, runner.clock)
 
 
 def assert_close(found: StepCosts, expected: StepCosts) -> None:
@@ -121,7 +119,8 @@ def test_it_takes_about_as_long_as_it_may_however_fast_the_device(directory: Pat
     )
     runner = TimedRunner(directory, costs)
     measured(runner)
-    assert runner.clock.now < 2.5 * (calibration.PREFILL_BUDGET_S + calibration.SWAP_BUDGET_S) + 8 * speed * 0.006
+    budgets = calibration.PREFILL_BUDGET_S + calibration.SWAP_BUDGET_S + calibration.ROWS_BUDGET_S
+    assert runner.clock.now < 2.5 * budgets + 16 * speed * 0.006
     assert len(set(runner.steps.chunks)) >= 4
     assert len(set(runner.steps.moves)) >= 4
 
@@ -163,15 +162,51 @@ def test_whatever_there_is_room_for_is_enough(
         windows=windows,
     )
     costs = measured(runner)
+    assert [cost.rows for cost in costs.rows] == sorted(cost.rows for cost in costs.rows)
     room = min(num_blocks // len(windows) * 16, max_model_len or 1 << 20)
     assert all(context + num_tokens <= room for context, num_tokens in runner.steps.chunks)
     assert min(costs.swap.block_out_s, costs.swap.block_in_s) >= 0.0
 
 
-def test_without_cpu_blocks_there_is_nothing_to_weigh(directory: Path) -> None:
+def test_without_cpu_blocks_moves_cost_nothing_and_all_else_is_measured(directory: Path) -> None:
     runner = TimedRunner(directory, num_cpu_blocks=0)
-    assert calibrate(runner, runner.clock) is None
-    assert runner.steps == Steps()
+    assert_close(measured(runner), StepCosts(COSTS.prefill, SwapCosts(0.0, 0.0, 0.0)))
+    assert runner.steps.moves == []
+
+
+def test_rows_cost_what_a_sequence_takes_with_so_many_that_choose(directory: Path) -> None:
+    runner = TimedRunner(directory)
+    prefill, found = COSTS.prefill, measured(runner).rows
+    assert [cost.rows for cost in found] == [1, 2, 4, 8, 16, 32, 64]
+    for cost in found:
+        pairs = attended_pairs(0, cost.rows, [0])
+        expected = prefill.step_s + prefill.token_s * cost.rows + prefill.pair_s * pairs
+        assert cost.seconds == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_slow_device_is_timed_with_few_rows(directory: Path) -> None:
+    runner = TimedRunner(directory, StepCosts(PrefillCosts(2.0, 0.0, 0.0), COSTS.swap))
+    assert [cost.rows for cost in measured(runner).rows] == [1, 4, 16]
+    assert runner.clock.now < 40.0
+
+
+def test_no_step_of_more_rows_takes_less(directory: Path) -> None:
+    class Bumpy(TimedRunner):
+        def execute(self, moves: BlockMoves, items: list[WorkItem]) -> StepOutput:
+            self.clock.now += 0.01 * any(len(item.draft) == 3 for item in items)
+            return super().execute(moves, items)
+
+    seconds = {cost.rows: cost.seconds for cost in measured(Bumpy(directory)).rows}
+    assert seconds[2] < seconds[4] == seconds[8] == seconds[64]
+
+
+def test_a_runner_that_checks_no_drafts_has_no_costs_of_them(directory: Path) -> None:
+    class Unchecking(TimedRunner):
+        def execute(self, moves: BlockMoves, items: list[WorkItem]) -> StepOutput:
+            return super().execute(moves, [item.without_draft() for item in items])
+
+    assert measured(Unchecking(directory)).rows == []
+    assert measured(TimedRunner(directory)).rows != []
 
 
 def test_the_runner_keeps_no_sequence(directory: Path) -> None:

@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 
 from octavo.runtime.models.step_times import StepShape, read_calibration
 from octavo.testbed.tiny_model import write_byte_model
+from octavo.wire.costs import SwapCosts
 from octavo.worker.cli.calibrate import calibrate
 
 
@@ -57,7 +58,9 @@ def test_without_cpu_blocks_no_swap_is_timed(directory: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "swap" not in result.stderr
     found = read_calibration(directory / "c.json")
-    assert found.costs is None
+    assert found.costs is not None
+    assert found.costs.swap == SwapCosts(0.0, 0.0, 0.0)
+    assert found.costs.rows != []
     assert found.times.block_out_s == found.times.block_in_s == 0.0
 
 

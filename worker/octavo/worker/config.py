@@ -43,8 +43,8 @@ class WorkerConfig(ModelSettings):
         bool,
         Option(
             "--calibrate/--no-calibrate",
-            "Measure at start what computing prompts and moving blocks cost, for the scheduler's --preemption"
-            " measured.",
+            "Measure at start what computing prompts, moving blocks and checking drafts cost, for the scheduler's"
+            " --preemption measured and --speculation auto.",
         ),
     ] = True
     health_address: Annotated[

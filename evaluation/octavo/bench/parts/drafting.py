@@ -94,8 +94,8 @@ def text_cost(kind: str, tokens: list[int]) -> TextCost:
 
 
 def _proposals(prompt: list[int], answer: list[int]) -> tuple[float, float]:
-    """Asks for a draft before each token of the answer; returns the microseconds of each, and the share of tokens before
-    which there was one."""
+    """Asks for a draft before each token of the answer; returns the microseconds of each, and the share of tokens that
+    were preceded by one."""
     drafter, group = Drafter(), _group("r", prompt)
     sequence, drafts = group.sequences[0], []
     # A long prompt is indexed over some steps: that is not what a proposal costs.

@@ -1,17 +1,18 @@
 """The costs that the scheduler weighs, measured before the worker serves: a few chunks of a prompt, a few moves of
-blocks.
+blocks, and a few drafts.
 
-They are fitted by least squares without negative costs; the largest chunks and moves weigh most, for they are the ones
-worth weighing. Measuring leaves only finite numbers in free blocks.
+Those of chunks and moves are fitted by least squares without negative costs; the largest weigh most, for they are the
+ones worth weighing. Measuring leaves only finite numbers in free blocks.
 """
 
 import time
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 
 import numpy as np
 
 from octavo.runtime.models.step_times import StepShape
-from octavo.wire.costs import PrefillCosts, StepCosts, SwapCosts
+from octavo.wire.costs import PrefillCosts, RowCost, StepCosts, SwapCosts
 from octavo.worker.calibrate.fit import least_costs
 from octavo.worker.calibrate.timed_steps import (
     GROWTH,
@@ -27,27 +28,28 @@ from octavo.worker.calibrate.timed_steps import (
 )
 from octavo.worker.runner import Runner
 
-# Seconds that timed chunks may take, and timed moves; each is run once before, to warm up.
+# Seconds that timed chunks may take, timed moves, and timed drafts; each is run once before, to warm up.
 PREFILL_BUDGET_S = 0.25
 SWAP_BUDGET_S = 0.05
+ROWS_BUDGET_S = 0.25
 # Sizes are 1, 4, 16, ... blocks and 16, 64, ... tokens, these also after 4 times as many of context. There are two
 # sizes at least, for one alone does not tell a constant cost from a growing one.
 _FIRST_CHUNK = 16
 # Well below what a step of a GPU computes at most, so that there is memory for it.
 _LAST_CHUNK = 4096
+# Rows of a step that all choose. Those of the first two groups are timed on any device, the others where it is fast.
+_ROWS = ((1, 4), (16,), (2, 8, 32, 64))
 
 
-def calibrate(runner: Runner, clock: Clock = time.perf_counter) -> StepCosts | None:
-    """Times steps of a runner that has not served yet. Returns None if it has no CPU blocks: then there is nothing to
-    weigh.
+def calibrate(runner: Runner, clock: Clock = time.perf_counter) -> StepCosts:
+    """Times steps of a runner that has not served yet. Moves cost nothing where there are no CPU blocks, and there are
+    no costs of rows where the runner checks no drafts.
 
     Raises whatever the runner raises.
     """
-    if not runner.num_cpu_blocks:
-        return None
     prefill = _fitted(timed(_chunks(runner), PREFILL_BUDGET_S, clock), _of_prefill)
     swap = _fitted(timed(swaps(runner), SWAP_BUDGET_S, clock), _of_swap)
-    return StepCosts(PrefillCosts(*prefill), SwapCosts(*swap))
+    return StepCosts(PrefillCosts(*prefill), SwapCosts(*swap), _row_costs(runner, clock))
 
 
 def _fitted(samples: list[TimedStep], quantities: Callable[[StepShape], list[float]]) -> list[float]:
@@ -62,6 +64,32 @@ def _of_prefill(shape: StepShape) -> list[float]:
 
 def _of_swap(shape: StepShape) -> list[float]:
     return [1.0, shape.blocks_out, shape.blocks_in]
+
+
+def _row_costs(runner: Runner, clock: Clock) -> list[RowCost]:
+    """Times one sequence with drafts of some lengths; with more rows no step takes less time."""
+    if not _checks_drafts(runner):
+        return []
+    samples = timed(_drafts(runner), ROWS_BUDGET_S, clock)
+    found = sorted((sample.shape.num_sampled, sample.seconds) for sample in samples)
+    seconds = accumulate((each for _, each in found), max)
+    return [RowCost(count, each) for (count, _), each in zip(found, seconds, strict=True)]
+
+
+def _checks_drafts(runner: Runner) -> bool:
+    """Tells whether the runner checks drafts, as it need not: whether one that guesses right brings a token."""
+    if longest_sequence(runner) < 2:
+        return False
+    guess = tuple(each.token_id for each in rows(runner, [StepRow(0, samples=True)]).execute().sampled)
+    return bool(guess) and bool(rows(runner, [StepRow(0, 2, samples=True, draft=guess)]).execute().further)
+
+
+def _drafts(runner: Runner) -> Iterator[list[TimedRun]]:
+    """Yields drafts as far as there is room, after one token: what a context costs comes on top, draft or not."""
+    longest, vocab_size = longest_sequence(runner), runner.model.vocab_size
+    for group in _ROWS:
+        drafts = [tuple(token % vocab_size for token in range(count - 1)) for count in group if count <= longest]
+        yield [rows(runner, [StepRow(0, 1 + len(draft), samples=True, draft=draft)]) for draft in drafts]
 
 
 def _chunks(runner: Runner) -> Iterator[list[TimedRun]]:

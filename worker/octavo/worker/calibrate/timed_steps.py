@@ -14,7 +14,7 @@ from octavo.runtime.models.step_times import StepShape
 from octavo.wire.costs import attended_pairs
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import BlockMove, BlockMoves
-from octavo.worker.runner import Runner
+from octavo.worker.runner import Runner, StepOutput
 from octavo.worker.sequences import WorkerSequence, WorkItem
 
 GROWTH = 4
@@ -37,11 +37,13 @@ _MIXES = ((1, 16), (4, 64), (16, 64), (16, 256), (64, 256))
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """One sequence's share of a step: `num_tokens` after `context` others, at the end of which it may choose one."""
+    """One sequence's share of a step: `num_tokens` after `context` others, at the end of which it may choose one. The
+    last of them may be a `draft`, of which each token chooses too."""
 
     context: int
     num_tokens: int = 1
     samples: bool = False
+    draft: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -49,7 +51,7 @@ class TimedRun:
     """Holds a step to be timed."""
 
     shape: StepShape
-    execute: Callable[[], object]
+    execute: Callable[[], StepOutput]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +86,10 @@ def rows(runner: Runner, chosen: list[StepRow], temperature: float = 0.0) -> Tim
     """Makes a step of these rows, each of a sequence of its own, with blocks of its own as far as there are so many."""
     items, sequence_ids = _items(runner, chosen, temperature), range(1, len(chosen) + 1)
 
-    def run() -> None:
-        runner.execute(_NO_MOVES, items)
+    def run() -> StepOutput:
+        output = runner.execute(_NO_MOVES, items)
         runner.forget(sequence_ids)
+        return output
 
     return TimedRun(_shape(runner, chosen), run)
 
@@ -119,7 +122,7 @@ def _shape(runner: Runner, chosen: list[StepRow]) -> StepShape:
     pairs = [(row.num_tokens == 1, attended_pairs(row.context, row.num_tokens, windows)) for row in chosen]
     return StepShape(
         num_tokens=sum(row.num_tokens for row in chosen),
-        num_sampled=sum(row.samples for row in chosen),
+        num_sampled=sum(row.samples + len(row.draft) for row in chosen),
         context_tokens=round(sum(attended for decodes, attended in pairs if decodes)),
         prefill_pairs=sum(attended for decodes, attended in pairs if not decodes),
     )
@@ -133,7 +136,8 @@ def _items(runner: Runner, chosen: list[StepRow], temperature: float) -> list[Wo
         # The blocks of one sequence are always different.
         first_block = 0 if first_block + count > runner.num_blocks else first_block
         sequence = _sequence(runner, sequence_id, row, sampling, first_block)
-        items.append(WorkItem(sequence, row.context, row.num_tokens, (sequence,) if row.samples else ()))
+        choosers = (sequence,) if row.samples else ()
+        items.append(WorkItem(sequence, row.context, row.num_tokens, choosers, list(row.draft)))
         first_block += count
     return items
 
@@ -144,7 +148,8 @@ def _sequence(
     length, groups = row.context + row.num_tokens, len(runner.kv_groups)
     width = blocks_of(runner, row) // groups
     tables = [list(range(first_block + i * width, first_block + (i + 1) * width)) for i in range(groups)]
-    token_ids = [(sequence_id + position) % runner.model.vocab_size for position in range(length)]
+    known = range(length - len(row.draft))
+    token_ids = [(sequence_id + position) % runner.model.vocab_size for position in known]
     return WorkerSequence(sequence_id, 0, sampling, length, token_ids, row.context, tables)
 
 

@@ -124,7 +124,8 @@ def _configure(**options: Any) -> WorkerConfig:
 
 
 def _measured_costs(runner: Runner, config: WorkerConfig) -> StepCosts | None:
-    """Measures what the scheduler's `--preemption measured` weighs; None where nothing was measured."""
+    """Measures what the scheduler's `--preemption measured` and `--speculation auto` weigh; None where nothing was
+    measured."""
     if config.device == "fake":
         from octavo.worker.fake.runner import FAKE_COSTS
 
@@ -138,8 +139,12 @@ def _measured_costs(runner: Runner, config: WorkerConfig) -> StepCosts | None:
     except Exception as error:
         logger.warning("what steps cost could not be measured: %s", one_line(error))
         return None
-    if costs:
-        logger.info("a token of a prompt takes %.3g s, a block %.3g s out and %.3g s in", *_main_costs(costs))
+    logger.info("a token of a prompt takes %.3g s, a block %.3g s out and %.3g s in", *_main_costs(costs))
+    if costs.rows:
+        steps = ", ".join(f"{cost.rows}: {1000 * cost.seconds:.3g} ms" for cost in costs.rows)
+        logger.info("steps by the rows that choose take %s", steps)
+    else:
+        logger.info("drafts are not checked here, and none will be asked for")
     return costs
 
 
