@@ -193,6 +193,8 @@ class Replica:
             self.stats.add(step, result)
             if step.is_alone and self.prices.is_known:
                 self.prices.answered_alone(seconds, result.times)
+            if not step.prefills:
+                self.prices.answered(step.num_tokens - step.num_guesses, step.num_tokens, result.times)
             self.size.passed()
         return seconds
 

@@ -38,6 +38,10 @@ class OutstandingStep:
     # Drafts that the step checks, by the ids of sequences in `samplers`.
     drafts: dict[int, Draft] = field(default_factory=dict)
 
+    @property
+    def num_guesses(self) -> int:
+        return sum(len(draft.token_ids) for draft in self.drafts.values())
+
 
 def num_sampled(result: StepResult) -> int:
     """Counts the tokens and candidates that sequences got in a step."""

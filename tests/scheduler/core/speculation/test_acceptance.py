@@ -95,4 +95,4 @@ def test_guesses_that_all_but_never_come_true_are_left_out() -> None:
 
 
 def test_the_longest_copy_has_chances_for_the_longest_draft() -> None:
-    assert len(taught(LONGEST_COPY, True, 100).chances(LONGEST_COPY, 32, trusted())) == 32
+    assert len(taught(LONGEST_COPY, True, 100).chances(LONGEST_COPY, 100, trusted())) == 100

@@ -5,18 +5,17 @@ Every guess that is followed counts, whether or not a step has checked it: the t
 a sequence whose guesses fail costs nothing while they fail, and is believed again once they would have come true.
 """
 
+import sys
 from bisect import bisect_right
 from dataclasses import dataclass
-
-from octavo.wire.steps import MAX_DRAFT_TOKENS
 
 # Lengths of matches that differ in what they promise; a longer match counts as the last of them.
 _BOUNDS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 # A copy that goes on for longer counts as one of this length.
 LONGEST_COPY = _BOUNDS[-1]
 _KIND_OF_LENGTH = [max(bisect_right(_BOUNDS, length) - 1, 0) for length in range(LONGEST_COPY + 1)]
-# The lengths at which the next kind begins; the last is never reached.
-_ENDS = [*_BOUNDS[1:], LONGEST_COPY + MAX_DRAFT_TOKENS]
+# The lengths at which the next kind begins; after the last there is none.
+_ENDS = [*_BOUNDS[1:], sys.maxsize]
 # What guesses are expected to be worth before any was seen, and how many seen ones that counts for.
 _FIRST_CHANCES = (0.2, 0.25, 0.25, 0.3, 0.35, 0.4, 0.5, 0.55, 0.65, 0.75, 0.8, 0.85, 0.9, 0.92, 0.94)
 _FIRST_WEIGHT = 8.0

@@ -101,7 +101,7 @@ class Prices:
 
     def answered(self, num_decodes: int, num_rows: int, times: StepTimes) -> None:
         """Notes how long a step took that decoded so many sequences in so many rows, and computed nothing else."""
-        if not self._rows:
+        if not self._rows or not num_decodes:
             return
         by_curve, expected = self._by_curve(num_decodes), self.seconds(num_decodes)
         took = _seconds_of(times)
