@@ -20,7 +20,7 @@ from octavo.testing.fakes.spoilable import SpoilableRunner
 from octavo.testing.scenarios import answer, beams, drain, end_sequence, outputs, plan_until, plans, references
 from octavo.wire.costs import PrefillCosts, RowCost, StepCosts, SwapCosts
 from octavo.wire.requests import FinishReason, Prefix, Request
-from octavo.wire.steps import BlockMoves, StepPlan, StepResult
+from octavo.wire.steps import BlockMoves, StepPlan, StepResult, StepTimes
 from octavo.worker.runner import StepOutput
 from octavo.worker.sequences import WorkItem
 
@@ -433,6 +433,33 @@ class TestPrices:
             cluster.step()
         # A step of the cluster takes 10 ms, of which its worker says nothing.
         assert cluster.core.replicas[1].prices.gap_s == pytest.approx(0.01)
+
+    def test_learn_what_sequences_and_guesses_take_from_the_steps_that_decode_them(
+        self, make_cluster: MakeCluster
+    ) -> None:
+        drafter = ScriptedDrafter(FORESIGHT, chance=0.9)
+        cluster = make_cluster(drafter=drafter)
+        told = cluster.join(num_blocks=200, costs=self.FLAT)
+        prices = cluster.core.replicas[1].prices
+        cluster.submit(make_request("r", 5, 200))
+        cluster.schedule()
+        decoded = set()
+        while told.plans:
+            plan = told.plans[0]
+            prefills, guesses = bool(plan.starts), bool(plan.drafts)
+            before = prices.seconds(1), prices.row_factor
+            result = told.execute()
+            # A sequence takes half as long again as its worker measured, and guesses far longer.
+            took = 150_000 + 400_000 * guesses + 800_000 * prefills
+            result = msgspec.structs.replace(result, times=StepTimes(0, took, 0))
+            cluster.handle(StepAnswered(1, result))
+            after = prices.seconds(1), prices.row_factor
+            assert (after != before) == (not prefills)
+            if not prefills:
+                decoded.add(guesses)
+                assert after[guesses] > before[guesses]
+            cluster.schedule()
+        assert True in decoded
 
 
 class LazyRunner(SpoilableRunner):
