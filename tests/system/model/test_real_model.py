@@ -151,6 +151,7 @@ def test_a_tiny_block_pool_preempts_and_gives_the_same_tokens(bundled_model: Pat
         stack.wait_idle()
 
 
+@pytest.mark.deep
 def test_a_seeded_sample_is_the_same_alone_and_in_a_crowd(stack: Stack, references: list[Reference]) -> None:
     def sampled(seed: int) -> generation_pb2.GenerateRequest:
         request = token_request(references[1].prompt, NUM_TOKENS)
