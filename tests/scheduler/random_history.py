@@ -26,6 +26,7 @@ from octavo.scheduler.core.events import (
 )
 from octavo.scheduler.core.sequence import RequestGroup, SequenceGroup
 from octavo.testing.cluster import FRONTEND, Cluster, make_request
+from octavo.testing.fakes.drafters import adversary
 from octavo.testing.oracles.mechanisms import MechanismWatch, Meetings
 from octavo.wire.requests import Prefix, RejectReason, Request
 from octavo.wire.sampling import BeamSearch, EarlyStopping
@@ -68,7 +69,10 @@ class RandomHistory:
         if self._is_tight:
             # What is found again need not be computed again.
             config["prefix_caching"] = random.random() < 0.5
-        self._cluster = Cluster(directory, mechanisms=self._watch, **config)
+        # Drawn apart, so that histories with and without drafts are alike.
+        config["speculation"] = Random(f"drafts {seed}").choice(["off", 2, 8, 8])
+        drafter = adversary(self._windows, seed)
+        self._cluster = Cluster(directory, mechanisms=self._watch, drafter=drafter, **config)
         self._journal = Journal(self._cluster, self._expectations)
         self._num_requests = self._num_replicas = 0
         self._num_actions = _NUM_ACTIONS

@@ -19,6 +19,7 @@ NUM_HISTORIES = 250 if IS_LONG else 10
 MAX_HISTORIES = 1600
 IMPOSSIBLE: dict[Pair, str] = {
     (M.BEAM, M.FOLLOWER): "beams of a search differ in their tokens, so none follows another",
+    (M.BEAM, M.DRAFT): "beams have no drafts",
     (M.SWAP, M.OVERTAKING): "who is swapped out is in no queue, and nobody is admitted where anybody is",
 }
 

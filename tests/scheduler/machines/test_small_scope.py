@@ -25,6 +25,7 @@ from octavo.scheduler.core.steps_in_flight import ReplicaStats, StepDeadlines
 from octavo.scheduler.core.waiting_queue import WaitingQueue
 from octavo.testing.cluster import FRONTEND, Cluster, Stream, make_request, reference_tokens, write_fake_model
 from octavo.testing.depth import deep_unless
+from octavo.testing.fakes.drafters import adversary
 from octavo.testing.fakes.spoilable import SpoilableRunner
 from octavo.testing.promises import Promises
 from octavo.wire.requests import Prefix, RejectReason, Request
@@ -141,6 +142,8 @@ class World:
             worker.runner.to_spoil = worker.runner.to_fail = ()
         for group in cluster.core.groups:
             group.preemptions = group.swaps = group.faults.failed_steps = 0
+            for sequence in group.sequences:
+                sequence.draft_counts = None
 
 
 def _parts(plan: StepPlan) -> set[str]:
@@ -152,6 +155,7 @@ def _parts(plan: StepPlan) -> set[str]:
         "fork": plan.forks,
         "remap": plan.remaps,
         "recompute": [start for start in plan.starts if start.generated_token_ids],
+        "draft": plan.drafts,
         "hit": [start for start in plan.starts if start.num_computed],
     }
     return {part for part, values in found.items() if values}
@@ -337,6 +341,9 @@ PINNED = [request("a", [0], 2)]
 # What comes in the place of a worker holds only the second.
 SHRUNK = [request("a", [0], 2), request("b", [1], 1)]
 
+# Of the first guesses are right and wrong, and fill blocks; the second begins with what is guessed.
+GUESSED = [request("a", [0], 5), request("b", [0, 1], 3)]
+
 SWAP = {"preemption": Preemption.SWAP}
 ONE_DEEP = {"max_steps_in_flight": 1}
 SCOPES = {
@@ -404,6 +411,35 @@ SCOPES = {
         in_order=True,
         ends=False,
         parts={"swap out", "swap in", "recompute"},
+    ),
+    "drafts and a failed step": Scope(
+        requests=GUESSED,
+        sizes=(6,),
+        block_size=1,
+        config=ONE_DEEP | {"speculation": 2, "max_num_batched_tokens": 5},
+        in_order=True,
+        ends=False,
+        parts={"draft", "hit", "recompute"},
+    ),
+    "drafts of a sequence that fails, two steps deep": Scope(
+        requests=GUESSED,
+        sizes=(8,),
+        block_size=1,
+        config={"speculation": 2, "max_num_batched_tokens": 5},
+        failures=(),
+        spoils=True,
+        in_order=True,
+        ends=False,
+        parts={"draft", "hit"},
+    ),
+    "drafts where blocks are short": Scope(
+        requests=GUESSED,
+        sizes=(3,),
+        block_size=2,
+        config=SWAP | {"speculation": 2, "max_num_batched_tokens": 4},
+        max_failures=0,
+        in_order=True,
+        parts={"draft", "swap out", "swap in"},
     ),
     "two sizes": Scope(
         requests=TWO_SIZES,
@@ -484,6 +520,7 @@ SHALLOW = {
     "two sizes",
     "a smaller worker comes back",
     "pins on what is left",
+    "drafts and a failed step",
 }
 
 
@@ -498,9 +535,9 @@ def test_every_state_is_sound_and_leads_to_the_end(tmp_path: Path, name: str) ->
 
 def search_of(scope: Scope, directory: Path) -> Search:
     """The search of a scope, with the fake model in `directory`."""
-    config = {"watermark": 0.0, "max_num_batched_tokens": 2, "misfit_grace_s": 0.0} | scope.config
+    config = {"watermark": 0.0, "speculation": "off", "max_num_batched_tokens": 2, "misfit_grace_s": 0.0} | scope.config
     # What a router knows has come in some order, by which equal states would differ.
-    cluster = Cluster(directory, is_routed=False, **config)
+    cluster = Cluster(directory, is_routed=False, drafter=adversary(), **config)
     cluster.core.request_table.waiting = NoAccounts()
     for incarnation, num_blocks in enumerate(scope.sizes, 1):
         join(cluster, scope, incarnation, num_blocks)

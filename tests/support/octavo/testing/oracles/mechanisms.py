@@ -65,6 +65,8 @@ class Mechanism(enum.StrEnum):
     BEAM = "beam"
     # A sequence is computed along with another, until the plan that forks it has been answered.
     FOLLOWER = "follower"
+    # A step checks guesses of what a sequence goes on with.
+    DRAFT = "draft"
     # A sequence failed; on its group, and on those that start over with it.
     FAILED_SEQUENCE = "failed sequence"
     FAILED_STEP = "failed step"
@@ -324,6 +326,8 @@ class MechanismWatch:
         for work in plan.work:
             if work.follower_ids:
                 mark(Mechanism.FOLLOWER, names.get(work.sequence_id))
+        for draft in plan.drafts:
+            mark(Mechanism.DRAFT, names.get(draft.sequence_id))
         for group in groups:
             self._see_progress(group, step, any(group is each for each, _ in (*booked.samplers, *booked.beams)))
 
