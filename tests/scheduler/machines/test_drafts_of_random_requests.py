@@ -1,0 +1,103 @@
+"""Random requests of every kind, computed without drafts, with right ones, wrong ones and anything between: the same
+tokens, logprobs, ends and counts."""
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from octavo.scheduler.core.config import Preemption
+from octavo.testing.cluster import VOCABULARY, Cluster, Stream, make_request, reference_tokens, write_fake_model
+from octavo.testing.depth import deep_unless
+from octavo.testing.fakes.drafters import AdversarialDrafter, Foresight, ScriptedDrafter, adversary
+from octavo.wire.requests import Delta, Request
+from octavo.wire.sampling import BeamSearch, EarlyStopping
+
+_REQUESTS = 12
+_SEEDS = range(90)
+_FEW = 3
+_MOST_STEPS = 5000
+
+
+def _request(random: Random, name: str) -> Request:
+    prompt = random.randint(1, 14)
+    sampling: dict[str, Any] = random.choice(
+        [
+            {},
+            {"temperature": 1.0, "seed": random.randint(0, 99)},
+            {"temperature": 0.7, "top_k": 9, "top_p": 0.9, "min_p": 0.01},
+            {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.1},
+            {"logit_bias": [(3, 2.0), (7, -1.0)], "min_tokens": 4},
+            {"allowed_token_ids": list(range(0, 400, 3))},
+            {"banned_token_ids": list(range(0, 900, 2))},
+            {"num_sequences": random.randint(2, 4), "temperature": 1.0},
+            {"num_sequences": 2},
+            {"beam": BeamSearch(2, 1.0, EarlyStopping.ON)},
+        ]
+    )
+    if "beam" not in sampling:
+        sampling |= {"logprobs": random.choice([None, 0, 2]), "prompt_logprobs": random.choice([None, None, 1])}
+    max_tokens, shared = random.choice([1, 2, 7, 20]), min(prompt, random.choice([0, 4, 8]))
+    free = make_request(name, prompt, max_tokens, shared=shared, **sampling)
+    if "beam" in sampling or random.random() < 0.5:
+        return free
+    stop = random.choice(reference_tokens(free))
+    return make_request(name, prompt, max_tokens, shared=shared, stop_token_ids=(stop,), **sampling)
+
+
+def _outcome(
+    directory: Path, seed: int, requests: list[Request], drafter: ScriptedDrafter | None, **config: Any
+) -> tuple[dict[Stream, Any], int]:
+    """What came of the requests, and how many guesses were checked: on a worker that has too few blocks for all, and
+    is lost once; its steps fail now and then."""
+    random = Random(seed)
+    cluster = Cluster(directory, drafter=drafter, max_failed_steps=10**6, **config)
+    replica = cluster.join(1, num_blocks=150, block_size=random.choice([1, 2, 4]), num_cpu_blocks=60)
+    cluster.submit(*requests)
+    lost_at = random.randint(3, 20)
+    for number in range(_MOST_STEPS):
+        if not cluster.core.groups:
+            break
+        if number == lost_at:
+            cluster.leave(1)
+            replica = cluster.join(2, num_blocks=150, block_size=replica.table._block_size, num_cpu_blocks=60)
+        cluster.step(fail=random.random() < 0.03)
+    assert not cluster.core.groups
+    assert not cluster.rejected
+    told = {stream: _told(deltas) for stream, deltas in cluster.deltas.items()}
+    return told, sum(deltas[-1].drafted for deltas in cluster.deltas.values())
+
+
+def _told(deltas: list[Delta]) -> tuple[Any, ...]:
+    return (
+        [token_id for delta in deltas for token_id in delta.token_ids],
+        [logprobs for delta in deltas for logprobs in delta.logprobs],
+        [logprobs for delta in deltas for logprobs in delta.prompt_logprobs],
+        deltas[-1].finish_reason,
+        deltas[-1].cumulative_logprob,
+    )
+
+
+@pytest.mark.parametrize("seed", deep_unless(lambda seed: seed < _FEW, _SEEDS))
+def test_they_get_what_they_get_without(tmp_path: Path, seed: int) -> None:
+    directory, random = write_fake_model(tmp_path / "model"), Random(seed)
+    requests = [_request(random, f"r{number}") for number in range(_REQUESTS)]
+    config = {
+        "max_num_batched_tokens": random.choice([8, 16, 64]),
+        "max_num_seqs": 8,
+        "max_steps_in_flight": random.choice([1, 2]),
+        "preemption": random.choice(list(Preemption)),
+        "watermark": 0.0,
+    }
+    plain, none = _outcome(directory, seed, requests, None, speculation="off", **config)
+    assert none == 0
+    drafters: list[tuple[int, AdversarialDrafter | ScriptedDrafter]] = [
+        (random.choice([1, 4, 16]), adversary((0,), seed)),
+        (32, ScriptedDrafter(Foresight(VOCABULARY))),
+        (8, ScriptedDrafter(lambda group, sequence, most: [sequence.num_known % 5] * most)),
+    ]
+    for most, drafter in drafters:
+        found, num_drafted = _outcome(directory, seed, requests, drafter, speculation=most, **config)
+        assert found == plain
+        assert num_drafted > 0
