@@ -83,7 +83,11 @@ class Finished:
 
 @dataclass(frozen=True)
 class Usage:
-    """Tells what the request has taken: counts in tokens, of all sequences together, and times in seconds."""
+    """Tells what the request has taken: counts in tokens, of all sequences together, and times in seconds.
+
+    `drafted_tokens` are guesses that were checked along with the tokens before them, `accepted_tokens` the right ones;
+    `accepted_prediction_tokens` and `rejected_prediction_tokens` are those that the request's prediction gave.
+    """
 
     offset: int
     prompt_tokens: int
@@ -93,6 +97,10 @@ class Usage:
     swaps: int
     time_to_first_token_s: float
     decode_time_s: float
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -158,6 +166,10 @@ def _usage(offset: int, message: pb.Usage) -> Usage:
         message.swaps,
         message.time_to_first_token.ToNanoseconds() / 1e9,
         message.decode_time.ToNanoseconds() / 1e9,
+        message.drafted_tokens,
+        message.accepted_tokens,
+        message.accepted_prediction_tokens,
+        message.rejected_prediction_tokens,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
-from octavo.client.prompts import Prompt, prompt_fields
+from octavo.client.prompts import Prediction, Prompt, prediction_message, prompt_fields
 from octavo.v1 import generation_pb2 as pb
 
 _CONSTRAINTS: Final = ("json_object", "json_schema", "regex", "choice", "grammar")
@@ -93,7 +93,8 @@ class RequestOptions:
 
     `timeout` covers the whole call, with all attempts; None is the client's. `detach_grace` is how long the server
     keeps the request without a reader, so how long a broken connection may last. 0 gives a stream up with its
-    connection, and None is the client's.
+    connection, and None is the client's. `prediction` is what the answer is expected to be, which may make it faster
+    and changes nothing else.
     """
 
     request_id: str = ""
@@ -105,6 +106,7 @@ class RequestOptions:
     max_queue_time: float | None = None
     timeout: float | None = None
     detach_grace: float | None = None
+    prediction: Prediction = ""
 
 
 def generate_request(
@@ -124,6 +126,7 @@ def generate_request(
             scheduling=_scheduling(options),
             cache=pb.CacheOptions(salt=options.cache_salt, pinned_prefix=options.pinned_prefix),
             constraint=_constraint(params),
+            prediction=prediction_message(options.prediction),
             **prompt_fields(prompt),
         )
     except TypeError as error:

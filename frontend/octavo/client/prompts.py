@@ -54,6 +54,7 @@ class Chat:
 
 # Text may hold special tokens; a sequence of integers is token ids.
 Prompt = str | Sequence[int] | Chat
+Prediction = str | Sequence[int]
 
 
 def chat_message(chat: Chat) -> pb.ChatPrompt:
@@ -66,6 +67,15 @@ def chat_message(chat: Chat) -> pb.ChatPrompt:
         add_generation_prompt=chat.add_generation_prompt,
         continue_final_message=chat.continue_final_message,
     )
+
+
+def prediction_message(prediction: Prediction) -> pb.Prediction | None:
+    """Makes the message of what an answer is expected to be; None for an empty one."""
+    if not prediction:
+        return None
+    if isinstance(prediction, str):
+        return pb.Prediction(text=prediction)
+    return pb.Prediction(token_ids=pb.TokenIds(ids=prediction))
 
 
 def prompt_fields(prompt: Prompt) -> dict[str, Any]:

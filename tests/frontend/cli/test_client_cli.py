@@ -123,6 +123,21 @@ async def test_generate_reads_the_prompt_from_stdin(
     assert decode(scheduler.submitted[0].prompt_token_ids, skip_special_tokens=True) == "two\nlines\n"
 
 
+async def test_generate_expects_what_a_file_says(scheduler: FakeScheduler, invoke: Any, tmp_path: Path) -> None:
+    scheduler.answer = lambda request, index: [40]
+    (tmp_path / "expected").write_text("hi", encoding="utf-8")
+    result = await invoke(generate, "x", "--max-new-tokens", "1", "--prediction", str(tmp_path / "expected"))
+    assert result.exit_code == 0, result.output
+    assert scheduler.submitted[0].predicted_token_ids == [71, 72]
+
+
+def test_generate_says_what_is_wrong_with_a_prediction(tmp_path: Path) -> None:
+    (tmp_path / "latin").write_bytes(b"\xff")
+    result = CliRunner().invoke(generate, ["x", "--prediction", str(tmp_path / "latin")])
+    assert result.exit_code == 2
+    assert "latin cannot be read as UTF-8 text" in result.output
+
+
 @pytest.mark.parametrize(
     ("typed", "fault"), [(b"", "stdin says nothing"), (b"\n", "stdin says nothing"), (b"\xff", "no UTF-8 text")]
 )

@@ -124,6 +124,8 @@ FIELDS = [
     label("cache.salt", "cache_salt", 256),
     Field("token_ids.ids", "prompt", [[0] * 511, [VOCAB_SIZE - 1]], [[0] * 512, [0] * 500_000, []]),
     token_id("token_ids.ids", "prompt"),
+    Field("prediction.token_ids.ids", "", [[0] * 512, [VOCAB_SIZE - 1]], [[0] * 513, [0] * 500_000, [VOCAB_SIZE]]),
+    Field("prediction.text", "", ["", "x" * 512], ["x" * 513, "x" * 1_000_000]),
     Field("text", "prompt", ["x" * 511], ["", "x" * 512, "x" * 1_000_000]),
 ]
 

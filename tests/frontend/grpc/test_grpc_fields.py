@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
+from msgspec import structs
 
 from octavo.frontend.errors import InvalidRequest
 from octavo.frontend.grpc.requests import read_chat, read_request
@@ -60,6 +61,7 @@ def scheduled(**fields: Any) -> pb.GenerateRequest:
 
 
 BAD: dict[str, tuple[pb.GenerateRequest, str]] = {
+    "a prediction of nothing": (ask(prediction=pb.Prediction()), "one of text and token_ids must be set"),
     "an empty constraint": (constrained(), "one of json_object, json_schema"),
     "no JSON object": (constrained(json_object=False), "json_object is false"),
     "an empty schema": (constrained(json_schema=""), "json_schema is empty"),
@@ -110,6 +112,18 @@ async def test_what_is_refused(scheduler: FakeScheduler, frontend: FrontendServe
     assert message in (caught.value.details() or "")
     assert scheduler.submitted == []
     assert frontend.generation.num_running == 0
+
+
+async def test_a_prediction_is_handed_on_and_what_became_of_it_comes_back(scheduler: FakeScheduler, stub: Any) -> None:
+    counts = {"drafted": 9, "accepted": 7, "accepted_predictions": 4, "rejected_predictions": 1}
+    scheduler.tamper = lambda delta: [structs.replace(delta, **counts)]
+    ids = [71, 72]
+    for prediction in (pb.Prediction(text="hi"), pb.Prediction(token_ids=pb.TokenIds(ids=ids))):
+        *_, last = await collect(stub.Generate(ask(prediction=prediction)))
+        assert scheduler.submitted[-1].predicted_token_ids == ids
+        usage = last.usage
+        assert (usage.drafted_tokens, usage.accepted_tokens) == (9, 7)
+        assert (usage.accepted_prediction_tokens, usage.rejected_prediction_tokens) == (4, 1)
 
 
 def test_a_whole_chat_is_read() -> None:

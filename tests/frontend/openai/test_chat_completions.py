@@ -5,11 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 
 from octavo.frontend.server import FrontendServer
 from octavo.testing.fakes.fake_scheduler import FakeScheduler
+from octavo.wire.requests import Delta
 
 AnswerWith = Callable[..., None]
 HELLO = [{"role": "user", "content": "hello"}]
@@ -54,6 +56,41 @@ async def test_what_fits_is_answered_where_no_limit_is_set(scheduler: FakeSchedu
     await ask(max_tokens=None)
     [request] = scheduler.submitted
     assert request.sampling.max_tokens == 512 - len(request.prompt_token_ids)
+
+
+async def test_a_prediction_reaches_the_scheduler_as_tokens(
+    scheduler: FakeScheduler, frontend: FrontendServer, ask: Any
+) -> None:
+    plain = await ask()
+    parts = [{"type": "text", "text": "two"}, {"type": "text", "text": " parts"}]
+    for content in ("two parts", parts):
+        answer = await ask(prediction={"type": "content", "content": content})
+        predicted = scheduler.submitted[-1].predicted_token_ids
+        assert frontend.generation.tokenizer.decode(predicted, skip_special_tokens=False) == "two parts"
+        assert answer.choices[0].message == plain.choices[0].message
+    await ask(prediction=None)
+    assert scheduler.submitted[0].predicted_token_ids == scheduler.submitted[-1].predicted_token_ids == []
+
+
+async def test_the_longest_prediction_is_as_long_as_the_context(scheduler: FakeScheduler, ask: Any) -> None:
+    await ask(prediction={"type": "content", "content": "x" * 512})
+    assert len(scheduler.submitted[-1].predicted_token_ids) == 512
+
+
+async def test_usage_counts_right_and_wrong_predictions(scheduler: FakeScheduler, ask: Any) -> None:
+    def drafted(delta: Delta) -> list[Delta]:
+        counts = {"drafted": 9, "accepted": 7, "accepted_predictions": 4, "rejected_predictions": 1}
+        return [msgspec.structs.replace(delta, **counts)]
+
+    def details(usage: Any) -> tuple[int, int]:
+        found = usage.completion_tokens_details
+        return found.accepted_prediction_tokens, found.rejected_prediction_tokens
+
+    assert details((await ask()).usage) == (0, 0)
+    scheduler.tamper = drafted
+    assert details((await ask(n=2)).usage) == (8, 2)
+    chunks = [chunk async for chunk in await ask(n=2, stream=True, stream_options={"include_usage": True})]
+    assert details(chunks[-1].usage) == (8, 2)
 
 
 async def test_the_newer_name_of_the_limit_wins(scheduler: FakeScheduler, ask: Any) -> None:

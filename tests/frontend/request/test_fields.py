@@ -26,7 +26,7 @@ OF_PARTS = {each.name for part in PARTS for each in part.DESCRIPTOR.fields}
 READ_ALONE = {"beam_search", "max_queue_time", "detach_grace"}
 OF_EVENTS = {"text", "token_ids"}
 # Of the call, or of its headers.
-OF_THE_CALL = {"prompt", "request_id", "model", "constraint", "beam", "add_special_tokens", "traceparent"}
+OF_THE_CALL = {"prompt", "request_id", "model", "constraint", "beam", "add_special_tokens", "prediction", "traceparent"}
 IN_SECONDS = {"max_queue_s", "detach_grace_s"}
 
 

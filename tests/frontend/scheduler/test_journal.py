@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from octavo.frontend.scheduler.journal import DeltaVerdict, Journal
+from octavo.frontend.scheduler.journal import DeltaVerdict, DraftUse, Journal
 from octavo.wire import history
 from octavo.wire.requests import CacheKey, Delta, FinishReason, GeneratedSequence
 from octavo.wire.sampling import BeamSearch, EarlyStopping, Logprobs, SamplingParams
@@ -197,6 +197,27 @@ def test_swaps_add_up_over_attempts(pair: Journal) -> None:
     pair.submit("model", now=101.0)
     pair.accept(delta(1, 2, attempt=2, preemptions=1, swaps=1), 102.0)
     assert (pair.preemptions, pair.swaps) == (5, 3)
+
+
+def test_drafts_add_up_over_sequences_and_attempts(pair: Journal) -> None:
+    told = {"drafted": 5, "accepted": 3, "accepted_predictions": 2, "rejected_predictions": 1}
+    pair.accept(delta(0, 1, drafted=1, accepted=1), 1.0)
+    pair.accept(delta(1, 2, **told), 1.0)
+    # What comes without drafts leaves the counts as they are.
+    pair.accept(delta(0, 1, sequence_index=1), 1.0)
+    assert pair.draft_use == DraftUse(5, 3, 2, 1)
+    pair.start_attempt(2)
+    assert pair.draft_use == DraftUse(5, 3, 2, 1)
+    pair.accept(delta(2, 3, attempt=2, drafted=2), 2.0)
+    pair.accept(delta(1, 2, attempt=2, sequence_index=1, **told), 2.0)
+    assert pair.draft_use == DraftUse(12, 6, 4, 2)
+
+
+def test_every_submission_carries_the_prediction() -> None:
+    journal = Journal("r", [1, 2], SamplingParams(max_tokens=6), 0.0, predicted_token_ids=(7, 8, 9))
+    for attempt in (1, 2):
+        journal.start_attempt(attempt)
+        assert journal.submit("model", now=1.0).predicted_token_ids == [7, 8, 9]
 
 
 def test_a_beam_search_starts_over() -> None:

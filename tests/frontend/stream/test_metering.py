@@ -47,14 +47,14 @@ class Metered:
         self.running.answer = Answer(journal, request, "m", VOCABULARY, frozenset())
         self.running.report_prepared()
 
-    def read(self, at: float, *token_ids: int) -> None:
+    def read(self, at: float, *token_ids: int, **more: int) -> None:
         """What has come of its only sequence is taken; the first time the request is seen to have begun alone."""
         journal, answer = self.running.journal, self.running.answer
         assert answer
         if token_ids:
             [sequence] = journal.sequences
             start, before = len(sequence.token_ids), history.extend(history.EMPTY, sequence.token_ids)
-            delta = Delta("r", 0, 0, start, before, list(token_ids), None, 0, 0, cached_prompt_tokens=2)
+            delta = Delta("r", 0, 0, start, before, list(token_ids), None, 0, 0, 2, **more)
             assert journal.accept(delta, at) is DeltaVerdict.ACCEPTED
         before_tokens = answer.num_tokens
         events = answer.advance(self.running.take_notices())
@@ -106,6 +106,14 @@ async def test_notices_are_events_of_its_span(tmp_path: Any) -> None:
         metered.running.tell(RequestNotice(kind))
     metered.read(10.5)
     assert metered.named("event") == [("event", "preempted"), ("event", "resumed")]
+
+
+async def test_what_became_of_drafts_is_told_at_the_end_of_its_span(tmp_path: Any) -> None:
+    metered = Metered(tmp_path)
+    metered.read(10.5, 5)
+    metered.read(12.0, 6, 7, 8, drafted=5, accepted=2)
+    metered.end()
+    assert metered.named("set")[-1] == ("set", 5, 2)
 
 
 async def test_an_answer_to_its_end_is_finished(tmp_path: Any) -> None:

@@ -127,6 +127,10 @@ def _usage(event: events.RequestUsage) -> pb.Usage:
         cached_prompt_tokens=event.cached_prompt_tokens,
         time_to_first_token=_duration(event.time_to_first_token_s),
         decode_time=_duration(event.decode_time_s),
+        drafted_tokens=event.drafted_tokens,
+        accepted_tokens=event.accepted_tokens,
+        accepted_prediction_tokens=event.accepted_predictions,
+        rejected_prediction_tokens=event.rejected_predictions,
     )
 
 

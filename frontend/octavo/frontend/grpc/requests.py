@@ -20,8 +20,16 @@ from octavo.frontend.request.chat import (
     ToolCall,
     check_bytes,
 )
-from octavo.frontend.request.request import FIELDS, MAX_CHOICES, Constraint, ConstraintKind, GenerationRequest, Prompt
-from octavo.frontend.request.validation import check_count, check_room
+from octavo.frontend.request.request import (
+    FIELDS,
+    MAX_CHOICES,
+    Constraint,
+    ConstraintKind,
+    GenerationRequest,
+    Prediction,
+    Prompt,
+)
+from octavo.frontend.request.validation import check_count, check_prediction_size, check_room
 from octavo.v1 import generation_pb2 as pb
 from octavo.wire.sampling import BeamSearch, EarlyStopping
 
@@ -31,6 +39,7 @@ MAX_ABORTED_IDS: Final = 4096
 def check_generate(message: pb.GenerateRequest, max_model_len: int) -> None:
     """Raises `InvalidRequest` for token ids that leave no room for an answer, or too many entries of another field."""
     check_room(len(message.token_ids.ids), max_model_len)
+    check_prediction_size(message.prediction.token_ids.ids, max_model_len)
     check_chat(message.chat)
     check_count("constraint.choice", message.constraint.choice.choices, MAX_CHOICES)
     check_counts(message.sampling, _SAME)
@@ -129,6 +138,7 @@ def read_request(message: pb.GenerateRequest, metadata: Mapping[str, str]) -> Ge
         constraint=_constraint(message.constraint) if message.HasField("constraint") else None,
         max_queue_s=_seconds(scheduling, "max_queue_time"),
         detach_grace_s=_seconds(scheduling, "detach_grace") or 0.0,
+        prediction=_prediction(message.prediction) if message.HasField("prediction") else "",
         traceparent=metadata.get("traceparent", ""),
     )
 
@@ -203,6 +213,15 @@ def _prompt(message: pb.GenerateRequest) -> Prompt:
         case "chat":
             return read_chat(message.chat)
     raise bad_parameter("prompt", "missing", "one of text, token_ids and chat must be set")
+
+
+def _prediction(message: pb.Prediction) -> Prediction:
+    match message.WhichOneof("content"):
+        case "text":
+            return message.text
+        case "token_ids":
+            return array("I", message.token_ids.ids)
+    raise bad_parameter("prediction", "empty", "one of text and token_ids must be set")
 
 
 def _constraint(message: pb.OutputConstraint) -> Constraint:

@@ -133,6 +133,7 @@ def _names_inside(raw: bytes) -> set[str]:
 _INNER: Final[dict[str, set[str]]] = {
     "messages": {"role", "content", "name", "tool_calls", "tool_call_id", "refusal", "audio", "function_call"},
     "stream_options": {"include_usage", "continuous_usage_stats", "include_obfuscation"},
+    "prediction": {"type", "content"},
 }
 
 

@@ -12,7 +12,7 @@ from octavo.frontend.openai.answers import AnswerFormat, encode, finish_reason, 
 from octavo.frontend.openai.body import Reading, decoded, read_call
 from octavo.frontend.openai.endpoint import Api, fresh_id, generations, origin_of
 from octavo.frontend.openai.logprobs import ChatLogprobs, prompt_logprobs_of
-from octavo.frontend.openai.messages import chat_of, tools_of
+from octavo.frontend.openai.messages import chat_of, prediction_of, tools_of
 from octavo.frontend.openai.sampling import number_of_choices, sampling_of, seconds
 from octavo.frontend.openai.schemas import CHAT_UNSUPPORTED, ChatBody
 from octavo.frontend.openai.tool_calls import (
@@ -100,6 +100,7 @@ def _asked(
         request_id=call,
         max_new_tokens=most,
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        prediction=prediction_of(body.prediction),
         **sampling,
         **origin_of(request),
     )

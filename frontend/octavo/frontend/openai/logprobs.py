@@ -137,6 +137,8 @@ class UsageSum:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    accepted_predictions: int = 0
+    rejected_predictions: int = 0
     _so_far: dict[int, int] = field(default_factory=dict)
 
     def note(self, place: int, event: Event) -> None:
@@ -150,6 +152,8 @@ class UsageSum:
             case RequestUsage():
                 self.completion_tokens += event.completion_tokens - self._so_far.get(place, 0)
                 self.cached_tokens += event.cached_prompt_tokens
+                self.accepted_predictions += event.accepted_predictions
+                self.rejected_predictions += event.rejected_predictions
 
     def object(self) -> dict[str, Any]:
         """Returns OpenAI's usage object."""
@@ -158,4 +162,8 @@ class UsageSum:
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": self.accepted_predictions,
+                "rejected_prediction_tokens": self.rejected_predictions,
+            },
         }

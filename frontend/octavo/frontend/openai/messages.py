@@ -7,7 +7,7 @@ from msgspec import Raw
 
 from octavo.frontend.errors import bad_parameter
 from octavo.frontend.openai.body import decoded, given, unsupported_field
-from octavo.frontend.openai.schemas import ContentPart, MessageBody, ToolCallBody
+from octavo.frontend.openai.schemas import ContentPart, MessageBody, PredictionBody, ToolCallBody
 from octavo.frontend.openai.tool_calls import read_tools
 from octavo.frontend.request.chat import MAX_VARIABLES_BYTES, Chat, ChatMessage, Tool, ToolCall
 from octavo.frontend.text.tokenizer import ModelTokenizer
@@ -47,6 +47,20 @@ def chat_of(body: ChatFields, tools: tuple[Tool, ...], tokenizer: ModelTokenizer
         add_generation_prompt=not continues if body.add_generation_prompt is None else body.add_generation_prompt,
         continue_final_message=continues,
     )
+
+
+def prediction_of(body: PredictionBody | None) -> str:
+    """Returns the text that the answer is expected to be, empty for none; its parts are put together as they are.
+
+    Raises `InvalidRequest`, and `Unsupported` for a kind of prediction that is not known, or content that is no text.
+    """
+    if body is None:
+        return ""
+    if body.type != "content":
+        raise unsupported_field(f"prediction of type {body.type[:64]!r}", "only content is known here")
+    if isinstance(body.content, str):
+        return body.content
+    return "".join(_part(f"prediction.content[{place}]", part) for place, part in enumerate(body.content))
 
 
 def tools_of(body: ChatFields, ignored: list[str]) -> tuple[Tool, ...]:

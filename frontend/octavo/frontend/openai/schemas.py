@@ -129,6 +129,13 @@ class Function(_Body, frozen=True, kw_only=True):
     arguments: str
 
 
+class PredictionBody(_Body, frozen=True, kw_only=True):
+    """Holds what a chat's answer is expected to be."""
+
+    type: str
+    content: str | Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)]
+
+
 class ToolCallBody(_Body, frozen=True, kw_only=True):
     """Holds a call in an assistant's message."""
 
@@ -167,6 +174,7 @@ class ChatBody(Sampling, frozen=True, kw_only=True):
     top_logprobs: int | None = None
     tool_choice: Raw = Raw()
     parallel_tool_calls: bool | None = None
+    prediction: PredictionBody | None = None
 
 
 class TokenizeBody(_Body, frozen=True, kw_only=True):

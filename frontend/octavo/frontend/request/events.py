@@ -163,7 +163,11 @@ class SequenceFinished:
 
 @dataclass(frozen=True)
 class RequestUsage:
-    """Tells what a whole request has taken: counts in tokens, times in seconds."""
+    """Tells what a whole request has taken: counts in tokens, times in seconds.
+
+    `drafted_tokens` are guesses of its tokens that were checked, `accepted_tokens` the right ones;
+    `accepted_predictions` and `rejected_predictions` are those of its own prediction.
+    """
 
     prompt_tokens: int
     completion_tokens: int
@@ -172,6 +176,10 @@ class RequestUsage:
     cached_prompt_tokens: int
     time_to_first_token_s: float
     decode_time_s: float
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_predictions: int = 0
+    rejected_predictions: int = 0
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,8 @@ class Constraint:
 
 # Text, token ids, or a chat.
 Prompt = str | Sequence[int] | Chat
+# Text, or token ids.
+Prediction = str | Sequence[int]
 _Label = Annotated[str, Meta(max_length=MAX_LABEL_LENGTH)]
 _Seed = Annotated[int, Meta(ge=0, le=2**64 - 1, description="an unsigned 64-bit number")]
 _NewTokens = Annotated[int, Meta(ge=1, description="at least 1; leave it out for no limit")]
@@ -100,8 +102,9 @@ class GenerationRequest:
 
     `top_logprobs` and `prompt_logprobs` are how many alternatives to report with each token's logprob. `max_queue_s` is
     how long the request may wait to be computed, `detach_grace_s` how long it is kept without a reader, in seconds.
-    `add_special_tokens` lets the tokenizer add its own tokens (a BOS) to a prompt that is text. `traceparent` is the
-    W3C trace context of the caller.
+    `add_special_tokens` lets the tokenizer add its own tokens (a BOS) to a prompt that is text. `prediction` is what
+    the answer is expected to be, which may make it faster and changes nothing else. `traceparent` is the W3C trace
+    context of the caller.
     """
 
     prompt: Prompt
@@ -139,6 +142,7 @@ class GenerationRequest:
     max_queue_s: Annotated[_Wait | None, Elsewhere("max_queue_time")] = None
     detach_grace_s: _Grace = 0.0
     add_special_tokens: bool = True
+    prediction: Prediction = ""
     traceparent: str = ""
 
     @property

@@ -14,6 +14,7 @@ from octavo.frontend.request.request import (
     Constraint,
     ConstraintKind,
     GenerationRequest,
+    Prediction,
     Prompt,
 )
 from octavo.wire.sampling import DRAWING, NEUTRAL, Bias, LengthPenalty, Parallel
@@ -63,7 +64,7 @@ def check_prompt_size(prompt: Prompt, max_model_len: int) -> None:
         check_room(len(prompt), max_model_len)
         return
     size = _num_bytes(prompt)
-    bound = _BYTES_PER_TOKEN * max_model_len + _SLACK_BYTES
+    bound = _byte_bound(max_model_len)
     if size > bound:
         raise InvalidRequest(
             Reason.PROMPT_TOO_LONG,
@@ -72,6 +73,23 @@ def check_prompt_size(prompt: Prompt, max_model_len: int) -> None:
             prompt_bytes=size,
             max_prompt_bytes=bound,
         )
+
+
+def check_prediction_size(prediction: Prediction, max_model_len: int) -> None:
+    """Raises `InvalidRequest` for a prediction that is longer than any answer, a text before it is tokenized.
+
+    `max_model_len` is in tokens.
+    """
+    if not isinstance(prediction, str):
+        if len(prediction) > max_model_len:
+            raise bad_parameter(
+                "prediction", f"{len(prediction)} tokens long", f"the context has room for {max_model_len}; shorten it"
+            )
+        return
+    size, bound = len(prediction.encode()), _byte_bound(max_model_len)
+    if size > bound:
+        rule = f"at most {bound} could fit a context of {max_model_len} tokens; shorten it"
+        raise bad_parameter("prediction", f"{size} bytes long", rule)
 
 
 def check_room(prompt_tokens: int, max_model_len: int) -> None:
@@ -168,6 +186,11 @@ def _check_prompt_form(prompt: Prompt) -> None:
         raise bad_parameter("prompt", "empty", "there must be at least one token to continue; send some text")
     if isinstance(prompt, Chat):
         chat_form.check_chat(prompt)
+
+
+def _byte_bound(max_model_len: int) -> int:
+    """Returns the most bytes of a text that is worth tokenizing for a context of so many tokens."""
+    return _BYTES_PER_TOKEN * max_model_len + _SLACK_BYTES
 
 
 def _num_bytes(prompt: str | Chat) -> int:

@@ -7,6 +7,7 @@ everything needed to run the request again from any point, so losing the schedul
 import enum
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from octavo.frontend.request.events import LogprobTable
 from octavo.wire import history
@@ -27,6 +28,28 @@ class DeltaVerdict(enum.Enum):
     FAULTY = enum.auto()
 
 
+@dataclass(frozen=True, slots=True)
+class DraftUse:
+    """Counts guesses of tokens that steps have checked, and the right ones; and of those that the client gave the right
+    and the wrong ones."""
+
+    drafted: int = 0
+    accepted: int = 0
+    accepted_predictions: int = 0
+    rejected_predictions: int = 0
+
+    def __add__(self, other: "DraftUse") -> "DraftUse":
+        return DraftUse(
+            self.drafted + other.drafted,
+            self.accepted + other.accepted,
+            self.accepted_predictions + other.accepted_predictions,
+            self.rejected_predictions + other.rejected_predictions,
+        )
+
+
+NO_DRAFTS = DraftUse()
+
+
 class SequenceJournal:
     """Holds the tokens that one sequence has generated, and their logprobs.
 
@@ -40,6 +63,9 @@ class SequenceJournal:
         # The score of a beam search's result, from the scheduler.
         self.cumulative_logprob: float | None = None
         self.ended = False
+        # What became of guesses of its tokens, in all attempts.
+        self.draft_use = NO_DRAFTS
+        self._draft_use_before_attempt = NO_DRAFTS
         self._sampling = sampling
         # The rolling hash of the tokens.
         self._hash = history.EMPTY
@@ -68,7 +94,15 @@ class SequenceJournal:
             self.logprobs.extend(delta.logprobs)
         self.cumulative_logprob = delta.cumulative_logprob
         self.ended = delta.finish_reason is not None
+        if delta.drafted:
+            self.draft_use = self._draft_use_before_attempt + DraftUse(
+                delta.drafted, delta.accepted, delta.accepted_predictions, delta.rejected_predictions
+            )
         self._hash = history.extend(self._hash, delta.token_ids)
+
+    def start_attempt(self) -> None:
+        """Begins an attempt, whose deltas count from its beginning on."""
+        self._draft_use_before_attempt = self.draft_use
 
     def snapshot(self) -> GeneratedSequence:
         """Returns the sequence's part of a submission."""
@@ -90,6 +124,7 @@ class Journal:
         cache_key: CacheKey = NO_CACHE_KEY,
         max_queue_s: float | None = None,
         traceparent: str = "",
+        predicted_token_ids: Sequence[int] = (),
     ) -> None:
         self.request_id = request_id
         # The request's id on the wire.
@@ -103,6 +138,7 @@ class Journal:
         self.cache_key = cache_key
         self.max_queue_s = max_queue_s
         self.traceparent = traceparent
+        self.predicted_token_ids: Sequence[int] = array("i", predicted_token_ids)
         # The attempt number of the latest submission; 0 before the first.
         self.attempt = 0
         self.sequences = [SequenceJournal(sampling) for _ in range(sampling.num_sequences)]
@@ -138,6 +174,11 @@ class Journal:
             return prompt + beam.width * answer_work(self.sampling.max_tokens, 0)
         running = (sequence for sequence in self.sequences if not sequence.complete)
         return prompt + sum(answer_work(self.sampling.max_tokens, len(sequence.token_ids)) for sequence in running)
+
+    @property
+    def draft_use(self) -> DraftUse:
+        """Returns what became of guesses of all sequences' tokens."""
+        return sum((sequence.draft_use for sequence in self.sequences), NO_DRAFTS)
 
     def accept(self, delta: Delta, now: float) -> DeltaVerdict:
         """Takes over a `delta` that continues the journal, and no other.
@@ -179,6 +220,8 @@ class Journal:
             # The earlier copy has lost its KV blocks, if it had any yet.
             self.preemptions += 1
         self._preemptions_before_attempt, self._swaps_before_attempt = self.preemptions, self.swaps
+        for sequence in self.sequences:
+            sequence.start_attempt()
 
     def submit(self, model_fingerprint: str, now: float) -> Request:
         """Returns the message that runs the request from where it stands, and notes that the message is sent."""
@@ -197,6 +240,7 @@ class Journal:
             age_ms=max(0, round((now - self.arrived_at) * 1000)),
             max_queue_ms=None if self.max_queue_s is None else round(self.max_queue_s * 1000),
             traceparent=self.traceparent,
+            predicted_token_ids=list(self.predicted_token_ids),
         )
 
     def turned_away(self) -> None:

@@ -116,6 +116,7 @@ class Answer:
         journal = self.journal
         first = journal.arrived_at if journal.first_token_at is None else journal.first_token_at
         last = first if journal.last_token_at is None else journal.last_token_at
+        drafts = journal.draft_use
         return RequestUsage(
             prompt_tokens=len(journal.prompt_token_ids),
             completion_tokens=self.num_tokens,
@@ -124,6 +125,10 @@ class Answer:
             cached_prompt_tokens=journal.cached_prompt_tokens,
             time_to_first_token_s=first - journal.arrived_at,
             decode_time_s=last - first,
+            drafted_tokens=drafts.drafted,
+            accepted_tokens=drafts.accepted,
+            accepted_predictions=drafts.accepted_predictions,
+            rejected_predictions=drafts.rejected_predictions,
         )
 
     def _start(self) -> RequestStarted:

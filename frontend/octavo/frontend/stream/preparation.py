@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from octavo.frontend.errors import DeadlineExceeded, InvalidRequest, NotFound, Reason, Unavailable, bad_parameter
 from octavo.frontend.request.request import Caller, GenerationRequest
-from octavo.frontend.request.validation import check_prompt_size, check_room
+from octavo.frontend.request.validation import check_prediction_size, check_prompt_size, check_room
 from octavo.frontend.scheduler.client import SchedulerAvailability, unreachable
 from octavo.frontend.scheduler.journal import Journal
 from octavo.frontend.scheduler.pool import SchedulerPool
@@ -262,8 +262,10 @@ class Preparation:
         limits = await self._limits_in_time(request.max_queue_s)
         prefix = await self._prefix(request.pinned_prefix, running.caller) if request.pinned_prefix else []
         check_prompt_size(request.prompt, limits.max_model_len)
+        check_prediction_size(request.prediction, limits.max_model_len)
         own = await self._text.encode(request.prompt, add_special_tokens=request.add_special_tokens and not prefix)
         prompt_token_ids = prefix + own
+        predicted_token_ids = await self._predicted(request, limits)
         grammar = await self._grammar(request)
         journal = Journal(
             running.request_id,
@@ -275,10 +277,21 @@ class Preparation:
             cache_key=CacheKey(salt=salt, salted_from=len(prefix)),
             max_queue_s=request.max_queue_s,
             traceparent=running.span.traceparent,
+            predicted_token_ids=predicted_token_ids,
         )
         return Answer(
             journal, request, request.model or self._model_name, self._tokenizer, self._defaults.eos_token_ids
         )
+
+    async def _predicted(self, request: GenerationRequest, limits: Limits) -> Sequence[int]:
+        """Returns the tokens that the client expects the answer to have, none where it expects nothing. Raises
+        `InvalidRequest`."""
+        if not request.prediction:
+            return ()
+        token_ids = await self._text.encode(request.prediction, add_special_tokens=False)
+        check_prediction_size(token_ids, limits.max_model_len)
+        check_token_ids("prediction", token_ids, limits.vocab_size)
+        return token_ids
 
     async def _prefix(self, name: str, caller: Caller) -> list[int]:
         # The names of prefixes tell for whom they are pinned.

@@ -187,6 +187,8 @@ class RunningRequest:
             self.observer.left()
         if answer and answer.has_begun:
             done = len(answer.journal.prompt_token_ids) + answer.num_tokens
+            drafts = answer.journal.draft_use
+            self.span.set(drafted_tokens=drafts.drafted, accepted_tokens=drafts.accepted)
         # Work that is not done now will never be.
         self.ticket.correct(done)
         self.span.end("" if error is None else error.reason.value)
