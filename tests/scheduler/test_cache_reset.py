@@ -3,14 +3,15 @@ holds it; and whoever runs goes on with the same tokens."""
 
 import io
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
 
 from octavo.scheduler.core.config import Preemption
-from octavo.scheduler.core.events import CacheReset, PrefixPinned, StepAnswered
+from octavo.scheduler.core.events import CacheReset, PrefixPinned, SchedulerObserver, StepAnswered
 from octavo.scheduler.core.sequence import PrefixGroup
+from octavo.scheduler.core.speculation.drafter import Drafter
 from octavo.scheduler.core.state import CacheCounts
 from octavo.scheduler.server.event_log import log_file, read_records, recorder, replay
 from octavo.testing.cluster import FRONTEND, Cluster, make_request, reference_tokens
@@ -44,6 +45,34 @@ def cached(cluster: Cluster, request: Request) -> int:
 
 def prompt_of(request_id: str, token_ids: list[int], max_tokens: int = 2, **fields: Any) -> Request:
     return msgspec.structs.replace(make_request(request_id, 1, max_tokens, **fields), prompt_token_ids=token_ids)
+
+
+@pytest.mark.parametrize(("salt", "is_copied"), [(None, False), ("s", False), ("other", True)])
+def test_no_draft_is_copied_from_outputs_of_before(
+    make_cluster: MakeCluster, salt: str | None, is_copied: bool
+) -> None:
+    class Told(SchedulerObserver):
+        sources: ClassVar[set[str]] = set()
+
+        def drafted(self, source: str, guesses: int, accepted: int) -> None:
+            self.sources.add(source)
+
+    cluster = make_cluster(speculation=8, drafter=Drafter(), observer=Told())
+    cluster.join(num_blocks=200)
+    request = make_request("ended", 9, 40, salt="s")
+    run(cluster, request)
+    running = make_request("running", 7, 60, salt="s")
+    cluster.submit(running)
+    step_until(cluster, lambda: len(cluster.tokens["running"]) > 20)
+    reset(cluster, salt)
+    cluster.run()
+    Told.sources.clear()
+    for name, before in (("again", request), ("as well", running)):
+        run(cluster, msgspec.structs.replace(before, request_id=name))
+        assert cluster.tokens[name] == reference_tokens(before)
+        assert ("store" in Told.sources) == is_copied
+        # What came after the reset is as good as any.
+        Told.sources.clear()
 
 
 def test_what_nobody_holds_is_found_no_more_and_what_comes_after_is(make_cluster: MakeCluster) -> None:

@@ -82,7 +82,7 @@ class GetLoadResponse(_message.Message):
     def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., frontends: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[Worker, _Mapping]]] = ..., preemptions: _Optional[int] = ..., dropped_messages: _Optional[int] = ..., swapped: _Optional[int] = ..., swaps: _Optional[int] = ..., pinned_prefixes: _Optional[int] = ..., tenants: _Optional[_Iterable[_Union[TenantLoad, _Mapping]]] = ..., waiting_tokens: _Optional[int] = ...) -> None: ...
 
 class Worker(_message.Message):
-    __slots__ = ("id", "device", "model", "running", "blocks_total", "blocks_free", "block_size", "steps", "tokens_computed", "tokens_sampled", "times", "blocks_cached", "blocks_cached_free", "blocks_parked", "blocks_pinned", "blocks_referenced", "cpu_blocks_total", "cpu_blocks_free", "cpu_blocks_referenced", "swapped", "steps_in_flight", "token_rate", "state", "world_size")
+    __slots__ = ("id", "device", "model", "running", "blocks_total", "blocks_free", "block_size", "steps", "tokens_computed", "tokens_sampled", "times", "blocks_cached", "blocks_cached_free", "blocks_parked", "blocks_pinned", "blocks_referenced", "cpu_blocks_total", "cpu_blocks_free", "cpu_blocks_referenced", "swapped", "steps_in_flight", "token_rate", "state", "world_size", "drafted_tokens", "accepted_tokens")
     ID_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +107,8 @@ class Worker(_message.Message):
     TOKEN_RATE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     id: str
     device: str
     model: str
@@ -131,7 +133,9 @@ class Worker(_message.Message):
     token_rate: float
     state: WorkerState
     world_size: int
-    def __init__(self, id: _Optional[str] = ..., device: _Optional[str] = ..., model: _Optional[str] = ..., running: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., block_size: _Optional[int] = ..., steps: _Optional[int] = ..., tokens_computed: _Optional[int] = ..., tokens_sampled: _Optional[int] = ..., times: _Optional[_Union[StageTimes, _Mapping]] = ..., blocks_cached: _Optional[int] = ..., blocks_cached_free: _Optional[int] = ..., blocks_parked: _Optional[int] = ..., blocks_pinned: _Optional[int] = ..., blocks_referenced: _Optional[int] = ..., cpu_blocks_total: _Optional[int] = ..., cpu_blocks_free: _Optional[int] = ..., cpu_blocks_referenced: _Optional[int] = ..., swapped: _Optional[int] = ..., steps_in_flight: _Optional[int] = ..., token_rate: _Optional[float] = ..., state: _Optional[_Union[WorkerState, str]] = ..., world_size: _Optional[int] = ...) -> None: ...
+    drafted_tokens: _containers.RepeatedScalarFieldContainer[int]
+    accepted_tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, id: _Optional[str] = ..., device: _Optional[str] = ..., model: _Optional[str] = ..., running: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., block_size: _Optional[int] = ..., steps: _Optional[int] = ..., tokens_computed: _Optional[int] = ..., tokens_sampled: _Optional[int] = ..., times: _Optional[_Union[StageTimes, _Mapping]] = ..., blocks_cached: _Optional[int] = ..., blocks_cached_free: _Optional[int] = ..., blocks_parked: _Optional[int] = ..., blocks_pinned: _Optional[int] = ..., blocks_referenced: _Optional[int] = ..., cpu_blocks_total: _Optional[int] = ..., cpu_blocks_free: _Optional[int] = ..., cpu_blocks_referenced: _Optional[int] = ..., swapped: _Optional[int] = ..., steps_in_flight: _Optional[int] = ..., token_rate: _Optional[float] = ..., state: _Optional[_Union[WorkerState, str]] = ..., world_size: _Optional[int] = ..., drafted_tokens: _Optional[_Iterable[int]] = ..., accepted_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StageTimes(_message.Message):
     __slots__ = ("prepare_us", "model_us", "sample_us")
@@ -178,7 +182,7 @@ class ListRequestsResponse(_message.Message):
     def __init__(self, requests: _Optional[_Iterable[_Union[RequestStatus, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class RequestStatus(_message.Message):
-    __slots__ = ("request_id", "frontend_id", "tenant", "priority", "state", "worker_id", "prompt_tokens", "computed_tokens", "output_tokens", "sequences", "preemptions", "swaps", "age")
+    __slots__ = ("request_id", "frontend_id", "tenant", "priority", "state", "worker_id", "prompt_tokens", "computed_tokens", "output_tokens", "sequences", "preemptions", "swaps", "age", "drafts", "drafted_tokens", "accepted_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     FRONTEND_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -192,6 +196,9 @@ class RequestStatus(_message.Message):
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     SWAPS_FIELD_NUMBER: _ClassVar[int]
     AGE_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     frontend_id: str
     tenant: str
@@ -205,7 +212,10 @@ class RequestStatus(_message.Message):
     preemptions: int
     swaps: int
     age: _duration_pb2.Duration
-    def __init__(self, request_id: _Optional[str] = ..., frontend_id: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., state: _Optional[_Union[RequestState, str]] = ..., worker_id: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., sequences: _Optional[int] = ..., preemptions: _Optional[int] = ..., swaps: _Optional[int] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    drafts: int
+    drafted_tokens: int
+    accepted_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., frontend_id: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., state: _Optional[_Union[RequestState, str]] = ..., worker_id: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., sequences: _Optional[int] = ..., preemptions: _Optional[int] = ..., swaps: _Optional[int] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., drafts: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...
 
 class ExplainRequestRequest(_message.Message):
     __slots__ = ("request_id",)

@@ -16,7 +16,8 @@ from octavo.cli.main import main
 from octavo.scheduler.cli.operate import explanation_lines
 from octavo.scheduler.cli.tables import text_table
 from octavo.scheduler.cli.top import frame
-from octavo.testing.cluster import Cluster, make_request
+from octavo.testing.cluster import VOCABULARY, Cluster, make_request
+from octavo.testing.fakes.drafters import Foresight, ScriptedDrafter
 from octavo.testing.operated import admin_server
 from octavo.v1 import admin_pb2 as pb
 from octavo.v1 import generation_pb2, generation_pb2_grpc
@@ -69,6 +70,31 @@ async def test_explain_says_in_which_step_a_request_is(cluster: Cluster) -> None
         "  tenant a, priority 0, frontend 0000000000000007",
         "  steps under way with it: 1; tokens chosen in them: 1",
     ]
+
+
+async def test_explain_and_top_say_what_became_of_drafts(
+    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = make_cluster(speculation=4, drafter=ScriptedDrafter(Foresight(VOCABULARY)))
+    cluster.join()
+    cluster.submit(make_request("r", 4, max_tokens=30))
+    async with admin_server(cluster) as address:
+        monkeypatch.setenv("OCTAVO_ADMIN_ADDRESS", address)
+        assert "drafts" not in await output("explain", "r")
+        while len(cluster.tokens["r"]) < 10:
+            cluster.step()
+        lines = (await output("explain", "r")).splitlines()
+        shown = (await output("top", "--once")).splitlines()
+    told = cluster.deltas["r", 0][-1]
+    drafts = told.drafted // 4
+    assert drafts > 0
+    assert (
+        lines[2]
+        == f"  {drafts} drafts: {told.drafted} guesses checked, {told.drafted} right; 5.00 tokens from a step with one"
+    )
+    worker = dict(zip(shown[2].split(), shown[3].split(), strict=True))
+    assert (worker["DRAFTED"], worker["ACCEPTED"]) == (str(told.drafted), str(told.accepted))
+    assert worker["TOKENS/DRAFT"] == "5.00"
 
 
 def test_explain_has_words_for_every_obstacle() -> None:

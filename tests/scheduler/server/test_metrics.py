@@ -6,9 +6,12 @@ import pytest
 
 from octavo.scheduler.core.config import Preemption
 from octavo.scheduler.core.events import ReplicaHeard, WorkerCordoned
+from octavo.scheduler.core.sequence import Sequence, SequenceGroup
+from octavo.scheduler.core.speculation.draft import DraftSource
 from octavo.scheduler.server.admin_messages import write_load
 from octavo.scheduler.server.metrics import RequestSpans, SchedulerMetrics
-from octavo.testing.cluster import make_request
+from octavo.testing.cluster import VOCABULARY, make_request
+from octavo.testing.fakes.drafters import Foresight, ScriptedDrafter
 from octavo.testing.metrics import told
 from octavo.v1.admin_pb2 import GetLoadResponse
 from octavo.wire.requests import RejectReason
@@ -27,7 +30,7 @@ class Watched:
     def told(self) -> dict[str, float]:
         self.now = self.cluster.now
         self.metrics.publish(write_load(self.cluster.core, 3))
-        return told(self.metrics, "reason", "kind", "cause", "worker", "state")
+        return told(self.metrics, "reason", "kind", "cause", "worker", "state", "source", "position")
 
 
 def test_requests_and_steps_are_counted(make_cluster: MakeCluster) -> None:
@@ -61,6 +64,34 @@ def test_a_prompt_that_is_found_computed_is_counted_as_such(make_cluster: MakeCl
     found = watched.told()
     assert (found["octavo_prefix_lookup_tokens_total"], found["octavo_prefix_hit_tokens_total"]) == (18, 8)
     assert found["octavo_blocks_cached worker-1"] >= 2
+
+
+def test_drafts_are_counted_by_source_and_place(make_cluster: MakeCluster) -> None:
+    foresight = Foresight(VOCABULARY)
+
+    def guess(group: SequenceGroup, sequence: Sequence, most: int) -> list[int]:
+        first, second, third = foresight(group, sequence, 3)
+        return [first, second, third ^ 1] if most >= 3 else []
+
+    drafter = ScriptedDrafter(guess, DraftSource.PREDICTION)
+    watched = Watched(make_cluster, speculation=8, drafter=drafter)
+    watched.cluster.join(num_blocks=64, block_size=4)
+    watched.cluster.submit(make_request("a", 8, 10))
+    watched.cluster.run()
+    found = watched.told()
+    # One token comes with the prompt, three with each draft until no room is left for one.
+    [told] = watched.cluster.deltas["a", 0][-1:]
+    drafts = told.drafted // 3
+    assert (drafts, told.accepted) == (2, 4)
+    for name, count in (("drafts", 2), ("draft_tokens", 6), ("accepted_draft_tokens", 4)):
+        assert found[f"octavo_{name}_total prediction"] == count
+        assert found.get(f"octavo_{name}_total store", 0) == 0
+    for name, count in (("num_drafts", 2), ("num_draft_tokens", 6), ("num_accepted_tokens", 4)):
+        assert found[f"vllm:spec_decode_{name}_total"] == count
+    places = {name[-1]: count for name, count in found.items() if "accepted_tokens_per_pos_total" in name}
+    assert places == {"0": 2, "1": 2}
+    assert found["octavo_worker_draft_tokens_total worker-1"] == 6
+    assert found["octavo_worker_accepted_draft_tokens_total worker-1"] == 4
 
 
 @pytest.mark.parametrize("kind", [Preemption.SWAP, Preemption.RECOMPUTE])

@@ -57,13 +57,15 @@ class Tally:
 
     @property
     def total(self) -> float:
-        return sum(self._counts.copy().values())
+        return sum(self.counts.values())
+
+    @property
+    def counts(self) -> dict[str, float]:
+        """Returns the counts by their names, as they are now."""
+        return self._counts.copy()
 
     def family(self, name: str, text: str, label: str) -> Metric:
-        family = CounterMetricFamily(name, text, labels=[label])
-        for value, count in self._counts.copy().items():
-            family.add_metric([value], count)
-        return family
+        return counters(name, text, [label], [((value,), count) for value, count in self.counts.items()])
 
 
 def counter(name: str, text: str, value: float, labels: Mapping[str, str] | None = None) -> Metric:

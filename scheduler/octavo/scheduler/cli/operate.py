@@ -53,6 +53,11 @@ def explanation_lines(explanation: pb.Explanation) -> Iterator[str]:
         f"  {status.prompt_tokens} prompt tokens, {status.output_tokens} generated in {status.sequences} sequences,"
         f" {status.computed_tokens} computed; preempted {status.preemptions} times, {status.swaps} of them swapped out"
     )
+    if status.drafts:
+        yield (
+            f"  {status.drafts} drafts: {status.drafted_tokens} guesses checked, {status.accepted_tokens} right;"
+            f" {1 + status.accepted_tokens / status.drafts:.2f} tokens from a step with one"
+        )
     yield f"  tenant {status.tenant or '-'}, priority {status.priority}, frontend {status.frontend_id}"
     yield from _step_lines(explanation) if status.state == pb.REQUEST_STATE_RUNNING else _wait_lines(explanation)
 

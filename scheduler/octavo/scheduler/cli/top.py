@@ -13,11 +13,15 @@ from octavo.scheduler.cli.tables import terminal_width, text_table
 from octavo.v1 import admin_pb2 as pb
 
 _WORKER_HEAD = (
-    "WORKER STATE RUNNING SWAPPED IN-FLIGHT BLOCKS FREE CACHED PARKED PINNED USED CPU CPU-USED TOKENS/S OUT/S"
+    "WORKER STATE RUNNING SWAPPED IN-FLIGHT BLOCKS FREE CACHED PARKED PINNED USED CPU CPU-USED"
+    " DRAFTED ACCEPTED TOKENS/DRAFT TOKENS/S OUT/S"
 )
 _TENANT_HEAD = "TENANT WEIGHT HELD WAITING SERVED"
 # Columns that a narrow terminal leaves out, from the first on.
-_DISPENSABLE = "PARKED PINNED IN-FLIGHT CPU CPU-USED CACHED FREE SWAPPED BLOCKS TOKENS/S SERVED WEIGHT"
+_DISPENSABLE = (
+    "DRAFTED ACCEPTED PARKED PINNED IN-FLIGHT CPU CPU-USED CACHED FREE SWAPPED TOKENS/DRAFT BLOCKS TOKENS/S"
+    " SERVED WEIGHT"
+)
 
 
 @click.command()
@@ -28,6 +32,8 @@ def top(interval: float, once: bool, admin_address: str) -> None:
     """Watch queues, blocks and token rates. Ctrl-C ends it.
 
     TOKENS/S is what a worker computes in a second of work, OUT/S what it has generated per second since the last frame.
+    DRAFTED are guesses of next tokens that it has checked, ACCEPTED those that were right; a step with a draft has
+    given TOKENS/DRAFT tokens of a sequence on average.
     A terminal shows the columns that it has room for; a pipe gets all of them.
     """
     with admin_stub(admin_address) as stub, suppress(KeyboardInterrupt):
@@ -71,6 +77,7 @@ def _lines(
 
 
 def _worker_row(worker: pb.Worker, before: pb.Worker | None, seconds: float) -> list[object]:
+    accepted = sum(worker.accepted_tokens)
     return [
         worker.id,
         state_name(worker),
@@ -85,6 +92,9 @@ def _worker_row(worker: pb.Worker, before: pb.Worker | None, seconds: float) -> 
         worker.blocks_referenced,
         worker.cpu_blocks_total,
         worker.cpu_blocks_referenced,
+        sum(worker.drafted_tokens),
+        accepted,
+        f"{1 + accepted / worker.drafted_tokens[0]:.2f}" if worker.drafted_tokens else "-",
         worker.token_rate,
         "-" if before is None else max(0.0, (worker.tokens_sampled - before.tokens_sampled) / seconds),
     ]

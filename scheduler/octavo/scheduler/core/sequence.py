@@ -97,9 +97,10 @@ class Placement:
 
 @dataclass(slots=True)
 class DraftCounts:
-    """Counts guesses of a sequence's tokens that steps have checked, and those that became its tokens; and of those
-    that its client predicted the right and the wrong ones."""
+    """Counts drafts of a sequence's tokens that steps have checked, the guesses in them, and those that became its
+    tokens; and of those that its client predicted the right and the wrong ones."""
 
+    drafts: int = 0
     drafted: int = 0
     accepted: int = 0
     accepted_predictions: int = 0
@@ -107,6 +108,7 @@ class DraftCounts:
 
     def checked(self, draft: Draft, num_accepted: int) -> None:
         """Counts a draft of which so many guesses became tokens."""
+        self.drafts += 1
         self.drafted += len(draft.token_ids)
         self.accepted += num_accepted
         if draft.source is DraftSource.PREDICTION:

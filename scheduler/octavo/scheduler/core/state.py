@@ -82,12 +82,14 @@ class SchedulerState:
         return CacheCounts(sum(map(len, cached)), num_in_use, len(self.prefixes.all) if salt is None else 0)
 
     def reset_cache(self, salt: str | None) -> None:
-        """Lets no request find what is cached now behind `salt`, None for all, nor what running requests make of it.
+        """Lets no request find what is cached now behind `salt`, None for all, nor what running requests make of it;
+        the outputs that drafts are copied from go too.
 
-        These keep their blocks, and their tokens stay the same. Pinned prefixes, in which no salt counts, are computed
-        anew with a reset of all.
+        Running requests keep their blocks, and their tokens stay the same. Pinned prefixes, in which no salt counts,
+        are computed anew with a reset of all.
         """
         for replica in self.replicas:
             replica.kv.forget_cached(salt)
+        self.speculation.reset_cache(salt, self.requests.groups)
         if salt is None:
             self.prefixes.compute_anew(self.replicas)

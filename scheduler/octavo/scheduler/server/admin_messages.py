@@ -208,6 +208,8 @@ def _worker(replica: Replica) -> pb.Worker:
         tokens_computed=stats.tokens_computed,
         tokens_sampled=stats.tokens_sampled,
         token_rate=stats.token_rate,
+        drafted_tokens=stats.drafted,
+        accepted_tokens=stats.accepted,
         times=pb.StageTimes(prepare_us=stats.prepare_us, model_us=stats.model_us, sample_us=stats.sample_us),
     )
 
@@ -248,6 +250,7 @@ def write_status(group: RequestGroup, replica: Replica | None, now: float) -> pb
     request = group.request
     age = Duration()
     age.FromNanoseconds(round((now - group.arrival) * 1e9))
+    drafts = [sequence.draft_counts for sequence in group.sequences if sequence.draft_counts is not None]
     return pb.RequestStatus(
         request_id=group.request_id,
         frontend_id=f"{group.frontend_id:016x}",
@@ -262,6 +265,9 @@ def write_status(group: RequestGroup, replica: Replica | None, now: float) -> pb
         preemptions=group.preemptions,
         swaps=group.swaps,
         age=age,
+        drafts=sum(counts.drafts for counts in drafts),
+        drafted_tokens=sum(counts.drafted for counts in drafts),
+        accepted_tokens=sum(counts.accepted for counts in drafts),
     )
 
 

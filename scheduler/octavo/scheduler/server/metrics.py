@@ -13,9 +13,10 @@ import msgspec
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from octavo.runtime.telemetry.numbers import SHORT_S, SIZES, WAIT_S, Histogram, Tally, counter, gauge, gauges
+from octavo.runtime.telemetry.numbers import SHORT_S, SIZES, WAIT_S, Histogram, Tally, counter, counters, gauge, gauges
 from octavo.runtime.telemetry.tracing import Span, start_span
 from octavo.scheduler.core.events import LossCause, SchedulerObserver
+from octavo.scheduler.core.speculation.draft import DraftSource
 from octavo.v1 import admin_pb2 as pb
 from octavo.wire.requests import FinishReason, RejectReason, Request
 
@@ -93,6 +94,10 @@ class SchedulerMetrics(SchedulerObserver, Collector):
         self._lost, self._aborted = Tally(*LossCause), 0
         self._prompt_tokens = self._cached_tokens = 0
         self._computed = self._sampled = 0
+        sources = [source.value for source in DraftSource]
+        self._drafts, self._guesses, self._accepted = Tally(*sources), Tally(*sources), Tally(*sources)
+        # By the place of a guess in its draft, from 0 on.
+        self._accepted_places = Tally()
         self._queued, self._step_s = Histogram(WAIT_S), Histogram(SHORT_S)
         self._step_tokens, self._step_requests = Histogram(SIZES), Histogram(SIZES)
 
@@ -141,12 +146,20 @@ class SchedulerMetrics(SchedulerObserver, Collector):
         self._step_tokens.observe(tokens_computed)
         self._step_requests.observe(sequences)
 
+    def drafted(self, source: str, guesses: int, accepted: int) -> None:
+        self._drafts.add(source)
+        self._guesses.add(source, guesses)
+        self._accepted.add(source, accepted)
+        for place in range(accepted):
+            self._accepted_places.add(str(place))
+
     # -- figures -------------------------------------------------------------------------------------------------------
 
     def collect(self) -> Iterator[Metric]:
         load = self._load
         yield from self._requests(load)
         yield from self._steps()
+        yield from self._speculation()
         yield from _workers(load.workers)
         rows = [((worker.id,), float(worker.id in self._stalled)) for worker in load.workers]
         yield gauges("octavo_worker_stalled", "Whether it has work and answers no step.", ["worker"], rows)
@@ -180,6 +193,11 @@ class SchedulerMetrics(SchedulerObserver, Collector):
         age = self._clock() - self._stepped_at
         yield gauge("octavo_last_step_age_seconds", "Since the last step was answered, or since the start.", age)
 
+    def _speculation(self) -> Iterator[Metric]:
+        yield self._drafts.family("octavo_drafts", "Drafts of next tokens that steps have checked.", "source")
+        yield self._guesses.family("octavo_draft_tokens", "Guesses in these drafts.", "source")
+        yield self._accepted.family("octavo_accepted_draft_tokens", "Those of them that became tokens.", "source")
+
     def _aliases(self, load: pb.GetLoadResponse) -> Iterator[Metric]:
         """Yields figures that boards and autoscalers know under vLLM's names, of all workers together. Frontends tell
         the same, but for the preemptions."""
@@ -193,6 +211,14 @@ class SchedulerMetrics(SchedulerObserver, Collector):
         yield gauge("vllm:num_requests_running", "Requests that run on a worker.", load.running, labels)
         yield gauge("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", usage, labels)
         yield counter("vllm:num_preemptions", "Requests that lost their blocks.", self._preemptions.total, labels)
+        text = "Drafts of next tokens that steps have checked."
+        yield counter("vllm:spec_decode_num_drafts", text, self._drafts.total, labels)
+        yield counter("vllm:spec_decode_num_draft_tokens", "Guesses in these drafts.", self._guesses.total, labels)
+        text = "Those of them that became tokens."
+        yield counter("vllm:spec_decode_num_accepted_tokens", text, self._accepted.total, labels)
+        text = "The same by the guess's place in its draft."
+        rows = [((*labels.values(), place), count) for place, count in self._accepted_places.counts.items()]
+        yield counters("vllm:spec_decode_num_accepted_tokens_per_pos", text, [*labels, "position"], rows)
         yield _cache_config(load.workers)
 
 
@@ -206,6 +232,10 @@ def _workers(workers: Sequence[pb.Worker]) -> Iterator[Metric]:
     yield gauges("octavo_worker_steps_in_flight", "Plans whose results are not back.", ["worker"], steps)
     rates = [((worker.id,), worker.token_rate) for worker in workers]
     yield gauges("octavo_worker_token_rate", "Tokens computed per second of work.", ["worker"], rates)
+    drafted = [((worker.id,), float(sum(worker.drafted_tokens))) for worker in workers]
+    yield counters("octavo_worker_draft_tokens", "Guesses of drafts checked there.", ["worker"], drafted)
+    accepted = [((worker.id,), float(sum(worker.accepted_tokens))) for worker in workers]
+    yield counters("octavo_worker_accepted_draft_tokens", "Those of them that were right.", ["worker"], accepted)
 
 
 def _state_name(worker: pb.Worker) -> str:

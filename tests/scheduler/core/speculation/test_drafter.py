@@ -11,7 +11,7 @@ import pytest
 from octavo.scheduler.core.sequence import RequestGroup, Sequence
 from octavo.scheduler.core.speculation.draft import Draft, DraftSource
 from octavo.scheduler.core.speculation.drafter import Drafter
-from octavo.scheduler.core.speculation.store import HALF_TOKENS, MOST_OWNERS, OutputStore
+from octavo.scheduler.core.speculation.store import HALF_TOKENS, MOST_OWNERS, OutputStore, Owner
 from octavo.testing.cluster import make_request
 from octavo.wire.requests import CacheKey, GeneratedSequence
 
@@ -46,6 +46,10 @@ def proposed(drafter: Drafter, group: RequestGroup, *tokens: int, index: int = 0
         append(sequence, token)
         drafter.begin_step()
     return drafter.propose(group, sequence, most)
+
+
+def owner(number: int = 0) -> Owner:
+    return Owner(f"tenant-{number}", "", "")
 
 
 def append(sequence: Sequence, *tokens: int) -> None:
@@ -172,8 +176,8 @@ def test_outputs_nobody_was_asked_about_are_kept_as_well() -> None:
 def test_the_store_keeps_the_latest_outputs_and_no_more_than_it_may() -> None:
     store = OutputStore()
     for output in range(100):
-        store.add("owner", [output] * 1000)
-        kept = [token for text in store.texts("owner") for token in text.tokens]
+        store.add(owner(), [output] * 1000)
+        kept = [token for text in store.texts(owner()) for token in text.tokens]
         assert len(kept) < 4 * HALF_TOKENS
     assert len(kept) >= HALF_TOKENS
     assert set(kept) == set(range(min(kept), 100))
@@ -181,18 +185,42 @@ def test_the_store_keeps_the_latest_outputs_and_no_more_than_it_may() -> None:
 
 def test_the_store_keeps_the_end_of_an_output_that_is_longer_than_it_may_hold() -> None:
     store = OutputStore()
-    store.add("owner", list(range(5 * HALF_TOKENS)))
-    (text,) = store.texts("owner")
+    store.add(owner(), list(range(5 * HALF_TOKENS)))
+    (text,) = store.texts(owner())
     assert list(text.tokens) == list(range(4 * HALF_TOKENS, 5 * HALF_TOKENS))
 
 
 def test_the_store_gives_up_whoever_was_served_longest_ago() -> None:
     store = OutputStore()
-    for owner in range(MOST_OWNERS):
-        store.add(owner, [1, 2, 3])
-    store.add(0, [4])
-    store.add("new", [5])
-    assert [owner for owner in (*range(MOST_OWNERS), "new") if not store.texts(owner)] == [1]
+    for number in range(MOST_OWNERS):
+        store.add(owner(number), [1, 2, 3])
+    store.add(owner(0), [4])
+    store.add(owner(MOST_OWNERS), [5])
+    assert [number for number in range(MOST_OWNERS + 1) if not store.texts(owner(number))] == [1]
+
+
+@pytest.mark.parametrize(("salt", "is_told"), [(None, False), ("s", False), ("other", True)])
+def test_a_reset_forgets_what_was_kept_behind_its_salt(salt: str | None, is_told: bool) -> None:
+    drafter, key = Drafter(), CacheKey(salt="s")
+    # The one has ended by then; the other is half way, and more of it comes.
+    ended, running = make_group(key=key), make_group(key=key)
+    append(ended.sequences[0], *PHRASE)
+    append(running.sequences[0], 600, 601, 602, 603)
+    drafter.forget(ended)
+    drafter.reset(salt, [running])
+    append(running.sequences[0], 604, 605)
+    drafter.forget(running)
+    for start, following in ((500, [503, 504]), (600, [603, 604])):
+        draft = proposed(drafter, make_group(key=key), start, start + 1, start + 2, most=2)
+        assert guessed(draft) == ((following, DraftSource.STORE) if is_told else None)
+
+
+def test_what_begins_after_a_reset_is_kept_as_ever() -> None:
+    drafter, group = Drafter(), make_group()
+    drafter.reset(None, [])
+    append(group.sequences[0], *PHRASE)
+    drafter.forget(group)
+    assert guessed(proposed(drafter, make_group(), 500, 501, 502, most=2)) == ([503, 504], DraftSource.STORE)
 
 
 def test_a_long_prompt_is_indexed_over_several_steps_whoever_asks() -> None:

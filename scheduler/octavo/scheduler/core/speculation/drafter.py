@@ -1,13 +1,13 @@
 """Drafts by copying: what followed in another place of a text that the sequence repeats, or is expected to."""
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
 from octavo.scheduler.core.sequence import Sequence, SequenceGroup
 from octavo.scheduler.core.speculation.acceptance import LONGEST_COPY, Acceptance, TrackRecord
 from octavo.scheduler.core.speculation.draft import Draft, DraftSource
-from octavo.scheduler.core.speculation.store import OutputStore
+from octavo.scheduler.core.speculation.store import OutputStore, Owner
 from octavo.scheduler.core.speculation.text import LONGEST_MATCH, SHORTEST_MATCH, Text, tail
 
 # Tokens that the proposals of one step may index together: well below a millisecond.
@@ -61,6 +61,8 @@ class Drafter:
     def __init__(self) -> None:
         self._groups: dict[SequenceGroup, _GroupTexts] = {}
         self._store = OutputStore()
+        # Groups whose outputs are not kept when they end.
+        self._unkept: set[SequenceGroup] = set()
         self._acceptance = {source: Acceptance() for source in DraftSource}
         self._may_index = _INDEXED_PER_STEP
 
@@ -92,9 +94,18 @@ class Drafter:
     def forget(self, group: SequenceGroup) -> None:
         """Forgets a group that has ended; its outputs are kept for others of its tenant and salt."""
         self._groups.pop(group, None)
+        if group in self._unkept:
+            self._unkept.remove(group)
+            return
         for sequence in group.sequences[:_MOST_SIBLINGS]:
             if sequence.num_generated > SHORTEST_MATCH:
                 self._store.add(_owner(group), sequence.generated_token_ids)
+
+    def reset(self, salt: str | None, groups: Iterable[SequenceGroup]) -> None:
+        """Lets no later group be told what is kept now behind `salt`, None for all, nor what those of `groups` make of
+        it, which are all that there are."""
+        self._store.forget(salt)
+        self._unkept.update(group for group in groups if salt in (None, _owner(group).salt))
 
     def _new_track(self, sequence: Sequence, prediction: Text | None) -> _Track:
         """Makes the track of a sequence. One that begins is expected to begin as its prediction."""
@@ -132,10 +143,10 @@ class Drafter:
             yield DraftSource.STORE, text
 
 
-def _owner(group: SequenceGroup) -> Hashable:
+def _owner(group: SequenceGroup) -> Owner:
     """Returns who may be told what the group was told."""
     request = group.request
-    return request.tenant, request.cache_key.adapter, request.cache_key.salt
+    return Owner(request.tenant, request.cache_key.adapter, request.cache_key.salt)
 
 
 def _texts_of(group: SequenceGroup) -> _GroupTexts:

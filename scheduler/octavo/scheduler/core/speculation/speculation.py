@@ -1,5 +1,6 @@
 """Speculation: which sequences of a step get drafts, how long ones, and which wait for an answer so that they can."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from octavo.scheduler.core.config import SchedulerConfig
@@ -67,6 +68,12 @@ class Speculation:
         """Lets go of a group that has ended."""
         if self._setting != "off":
             self._drafter.forget(group)
+
+    def reset_cache(self, salt: str | None, groups: Iterable[RequestGroup]) -> None:
+        """Lets no later group be given drafts of what is known now behind `salt`, None for all, nor of what those of
+        `groups` make of it, which are all that there are."""
+        if self._setting != "off":
+            self._drafter.reset(salt, groups)
 
     def spend(self, replica: Replica, decodes: list[Decode], other_rows: int, room: Room) -> Spending:
         """Returns which of a step's decodes are planned now beside `other_rows` of prompts, and drafts for them as far

@@ -3,7 +3,7 @@ propose alike in every run and after every loss."""
 
 import zlib
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from octavo.scheduler.core.sequence import Sequence, SequenceGroup
 from octavo.scheduler.core.speculation.draft import Draft, DraftSource
@@ -33,6 +33,9 @@ class ScriptedDrafter(Drafter):
         return Draft(token_ids, [self._chance] * len(token_ids), self._source) if token_ids else None
 
     def forget(self, group: SequenceGroup) -> None:
+        """Does nothing."""
+
+    def reset(self, salt: str | None, groups: Iterable[SequenceGroup]) -> None:
         """Does nothing."""
 
 
