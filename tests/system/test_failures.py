@@ -75,6 +75,28 @@ def test_a_run_with_losses_can_be_replayed(new_stack: StartStack) -> None:
     assert "plans: all equal" in stack.log("replay")
 
 
+def test_a_prediction_outlives_the_scheduler_that_it_came_to(new_stack: StartStack) -> None:
+    stack = new_stack(OCTAVO_SPECULATION="8", OCTAVO_FAKE_STEP_MS="50").start_all()
+    request = token_request([7] * 9, 160)
+    expected = stack.generate(request).token_ids
+    predicted = token_request(
+        [7] * 9, 160, prediction=generation_pb2.Prediction(token_ids=generation_pb2.TokenIds(ids=expected))
+    )
+    stream = stack.stream(predicted)
+    events = [next(stream)]
+    while not events[-1].HasField("delta"):
+        events.append(next(stream))
+    stack.kill("scheduler")
+    stack.start_named("scheduler")
+    events += stream
+    got = [token_id for event in events for token_id in event.delta.token_ids]
+    assert got == expected
+    usage = next(event.usage for event in events if event.HasField("usage"))
+    # The new scheduler has no other text to copy the rest from: the store of the old one is gone with it.
+    assert usage.accepted_prediction_tokens > 60
+    stack.wait_idle()
+
+
 def test_a_dead_frontends_requests_are_dropped_with_its_lease(new_stack: StartStack) -> None:
     stack = new_stack(OCTAVO_FAKE_STEP_MS="200").start_all()
     streams = Streams(stack, num_read=1)

@@ -106,6 +106,9 @@ def test_other_servers_boards_find_their_names() -> None:
     assert {name for name in series("scheduler") if name.startswith("vllm:")} == {
         *LOAD_METRICS,
         "vllm:num_preemptions_total",
+        "vllm:spec_decode_num_drafts_total",
+        "vllm:spec_decode_num_draft_tokens_total",
+        "vllm:spec_decode_num_accepted_tokens_total",
     }
     histograms = ("time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds")
     assert {name for name in series("frontend") if name.startswith("vllm:")} == {

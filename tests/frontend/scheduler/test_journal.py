@@ -200,7 +200,7 @@ def test_swaps_add_up_over_attempts(pair: Journal) -> None:
 
 
 def test_drafts_add_up_over_sequences_and_attempts(pair: Journal) -> None:
-    told = {"drafted": 5, "accepted": 3, "accepted_predictions": 2, "rejected_predictions": 1}
+    told: dict[str, Any] = {"drafted": 5, "accepted": 3, "accepted_predictions": 2, "rejected_predictions": 1}
     pair.accept(delta(0, 1, drafted=1, accepted=1), 1.0)
     pair.accept(delta(1, 2, **told), 1.0)
     # What comes without drafts leaves the counts as they are.

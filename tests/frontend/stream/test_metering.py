@@ -47,7 +47,7 @@ class Metered:
         self.running.answer = Answer(journal, request, "m", VOCABULARY, frozenset())
         self.running.report_prepared()
 
-    def read(self, at: float, *token_ids: int, **more: int) -> None:
+    def read(self, at: float, *token_ids: int, **more: Any) -> None:
         """What has come of its only sequence is taken; the first time the request is seen to have begun alone."""
         journal, answer = self.running.journal, self.running.answer
         assert answer

@@ -215,6 +215,15 @@ def test_a_reset_forgets_what_was_kept_behind_its_salt(salt: str | None, is_told
         assert guessed(draft) == ((following, DraftSource.STORE) if is_told else None)
 
 
+def test_who_ran_at_a_reset_is_let_go_of_at_its_end() -> None:
+    drafter, group = Drafter(), make_group()
+    append(group.sequences[0], *PHRASE)
+    num_references = sys.getrefcount(group)
+    drafter.reset(None, [group])
+    drafter.forget(group)
+    assert sys.getrefcount(group) == num_references
+
+
 def test_what_begins_after_a_reset_is_kept_as_ever() -> None:
     drafter, group = Drafter(), make_group()
     drafter.reset(None, [])
