@@ -93,8 +93,9 @@ def attend_tiles(
             scores = tl.where(seen, scores, float("-inf"))
             if not DECODE:
                 # What some of the queries do not see yet may be infinite, and times a weight of zero no number.
-                unsound = tl.max((values - values != 0).to(tl.int32), axis=1) > 0
-                values = tl.where(unsound[:, None], 0.0, values).to(queries.dtype)
+                numbers = values.to(tl.float32)
+                unsound = tl.max((numbers - numbers != 0).to(tl.int32), axis=1) > 0
+                values = tl.where(unsound[:, None], 0.0, numbers).to(queries.dtype)
                 is_spoiled = tl.max((seen & unsound[None, :]).to(tl.int32), axis=1) > 0
                 weighted = tl.where(is_spoiled[:, None], float("nan"), weighted)
         larger = tl.maximum(largest, tl.max(scores, axis=1) * unit)
