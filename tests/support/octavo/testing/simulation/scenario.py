@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+from msgspec import structs
+
 from octavo.scheduler.core.config import Policy, Preemption, SchedulerConfig
 from octavo.testing.simulation.device import Hardware
 from octavo.testing.simulation.faults import FAULTS, GENTLE, Fault
@@ -32,7 +34,8 @@ _SHORT_OF_MEMORY = 0.1
 @dataclass(frozen=True)
 class Scenario:
     """`faults` are by time; `poisons` are what some prompts do to devices; `step_s` is about how long a step takes;
-    `grace_s` how long frontends wait for a scheduler; with `loses_aborts` they never tell it that a request is over."""
+    `grace_s` how long frontends wait for a scheduler; with `loses_aborts` they never tell it that a request is over.
+    With `guesses_wildly` the scheduler's drafts are an adversary's."""
 
     config: SchedulerConfig
     model: Model
@@ -45,6 +48,7 @@ class Scenario:
     step_s: float
     grace_s: float
     loses_aborts: bool
+    guesses_wildly: bool
 
     @property
     def is_calm(self) -> bool:
@@ -80,8 +84,10 @@ def draw(seed: int, directory: Path) -> Scenario:
     if random.random() < _ENDLESS:
         clients.append(workload.endless())
         step_s = _ENDLESS_STEP_S
+    # Drawn apart, so that runs with and without drafts are alike.
+    apart = Random(f"drafts {seed}")
     return Scenario(
-        config=_config(random),
+        config=structs.replace(_config(random), speculation=apart.choice(("auto", "off", 2, 8, 8))),
         model=model,
         workers=_workers(random, model, windows, clients, list(prefixes.values())),
         num_frontends=num_frontends,
@@ -92,6 +98,7 @@ def draw(seed: int, directory: Path) -> Scenario:
         step_s=step_s,
         grace_s=random.choice((PATIENT_S, PATIENT_S, PATIENT_S, _IMPATIENT_S)),
         loses_aborts=random.random() < (0.5 if is_calm else 0.2),
+        guesses_wildly=apart.random() < 0.6,
     )
 
 

@@ -185,6 +185,7 @@ class Watch:
         self._outstanding[result.incarnation] -= 1
         self.counts[f"steps {result.outcome.value}"] += 1
         self.counts["sequences failed"] += len(result.failed)
+        self.counts["drafts that were right"] += len(result.further)
         if result.outcome is StepOutcome.FAILED and not result.detail.startswith(INJECTED):
             # Where a plan was lost, what builds on it must fail.
             assert self._was_noisy(result.incarnation), f"a plan failed of itself: {result.detail}"
@@ -216,6 +217,7 @@ class Watch:
                 "forks": len(plan.forks),
                 "remaps": len(plan.remaps),
                 "copies": len(plan.moves.copy),
+                "drafts": len(plan.drafts),
                 "swap outs": len(plan.moves.swap_out),
                 "swap ins": len(plan.moves.swap_in),
                 "prefix hits": sum(start.num_computed > 0 for start in plan.starts),

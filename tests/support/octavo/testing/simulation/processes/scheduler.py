@@ -8,6 +8,7 @@ from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.events import Effect, Event, PrefixPinned, PrefixUnpinned, ReplicaHeard, Tick
 from octavo.scheduler.core.scheduler import Scheduler
 from octavo.scheduler.core.sequence import RequestGroup
+from octavo.scheduler.core.speculation.drafter import Drafter
 from octavo.scheduler.core.step.builder import StepBuilder
 from octavo.scheduler.kv.census import BlockCensus
 from octavo.scheduler.kv.manager import paged_memory
@@ -26,9 +27,9 @@ _POLL_S = 0.1
 class _WatchedScheduler(Scheduler):
     """Checks its books after every plan, and every event but those that say that nothing has happened."""
 
-    def __init__(self, config: SchedulerConfig, epoch: int, watch: Watch) -> None:
+    def __init__(self, config: SchedulerConfig, epoch: int, watch: Watch, drafter: Drafter | None) -> None:
         self.census = BlockCensus()
-        super().__init__(config, epoch, make_memory=partial(paged_memory, census=self.census))
+        super().__init__(config, epoch, make_memory=partial(paged_memory, census=self.census), drafter=drafter)
         self._watch = watch
         self._notice_book = NoticeBook()
         self._promises = Promises()
@@ -59,11 +60,13 @@ class _WatchedScheduler(Scheduler):
 
 
 class SchedulerProcess(Process):
-    """Runs one life of the scheduler."""
+    """Runs one life of the scheduler, with production's drafter if none is given."""
 
-    def __init__(self, network: Network, config: SchedulerConfig, epoch: int, watch: Watch) -> None:
+    def __init__(
+        self, network: Network, config: SchedulerConfig, epoch: int, watch: Watch, drafter: Drafter | None = None
+    ) -> None:
         super().__init__(network.clock, "scheduler")
-        self.core = _WatchedScheduler(config, epoch, watch)
+        self.core = _WatchedScheduler(config, epoch, watch, drafter)
         self._network = network
         self._watch = watch
         watch.router.cell_restarted()

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from octavo.frontend.scheduler.session import SchedulerSession
+from octavo.testing.fakes.drafters import AdversarialDrafter, Foresight
 from octavo.testing.simulation import device
 from octavo.testing.simulation.links import silence
 from octavo.testing.simulation.network import Dealer
@@ -36,7 +37,15 @@ class Supervisor:
         simulation = self._simulation
         self._note("scheduler", "schedulers")
         epoch = simulation.random.getrandbits(64)
-        simulation.scheduler = SchedulerProcess(simulation.network, simulation.scenario.config, epoch, simulation.watch)
+        scenario = simulation.scenario
+        foresight = Foresight(scenario.model.vocabulary, scenario.model.window)
+        simulation.scheduler = SchedulerProcess(
+            simulation.network,
+            scenario.config,
+            epoch,
+            simulation.watch,
+            AdversarialDrafter(foresight) if scenario.guesses_wildly else None,
+        )
 
     def start_worker(self, place: str) -> None:
         simulation = self._simulation
