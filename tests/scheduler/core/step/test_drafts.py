@@ -253,7 +253,7 @@ class TestBlocks:
         cluster.submit(first)
         plan = checking(cluster)
         assert len(plan.drafts[0].token_ids) == 18
-        early = msgspec.structs.replace(make_request("early", 1, 2), prompt_token_ids=tokens[:24])
+        early = msgspec.structs.replace(make_request("early", 1, 2), prompt_token_ids=tokens[:12])
         cluster.submit(early)
         cluster.schedule()
         answer(cluster)
