@@ -1,0 +1,396 @@
+"""Measures what speculation gains: `python -m octavo.bench.whole.speculation [--works ...] [--batches ...]`.
+
+Two stacks of real processes stand side by side, one with `--speculation off` and one with `auto`, and differ in nothing
+else. They get the same requests in turns, so that one of them is idle while the other is measured, for several rounds.
+The prompts are in their caches. What was answered before, no request can guess from: each has a tenant of its own.
+
+For each work, and each number of requests at a time, a table says
+
+* gain: tokens per second with speculation by those without, of the best rounds of each; and the median of the rounds
+* steady: the same of the requests' times, without the outputs that fell into a loop, which flatter any guess
+* loops: the share of the outputs that did, their last 64 tokens being the same 16 or fewer again and again
+* copied: how alike outputs are to the answers that they should be, as far as they go
+* p99: milliseconds between two tokens of a request, without speculation and with it; 0 where tokens come together
+* tokens: those that a sequence with guesses gets in a step; and depth: the share of the first, second, ... guesses that
+  were right, of those that were checked
+
+All tokens must be equal, or the command fails.
+"""
+
+import argparse
+import asyncio
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from itertools import cycle, pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+
+from octavo.bench.formats import Format, read_format
+from octavo.bench.table import keep, table
+from octavo.bench.whole.speculation_works import WORKS, Prompt, Work
+from octavo.runtime.models.directory import BUNDLED_MODEL, resolve_model
+from octavo.scheduler.core.events import StepAnswered
+from octavo.scheduler.server.event_log import Handled, Planned, Record, read_records
+from octavo.testbed.stack import Stack
+from octavo.v1 import generation_pb2 as pb
+
+SETTINGS: Final = ("off", "auto")
+_LOOP_TOKENS, _LONGEST_PERIOD = 64, 16
+# A batch of one is measured over several requests, one after the other.
+_FEWEST_PROMPTS: Final = 8
+_SHOWN_DEPTHS: Final = 6
+_TIMEOUT_S: Final = 600.0
+
+
+class UnequalTokensError(Exception):
+    """Speculation has changed the tokens of a request."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Holds what one request got: its tokens and text, when it was sent, and when each token came, in seconds."""
+
+    token_ids: list[int]
+    text: str
+    sent_at: float
+    token_at: list[float]
+
+    @property
+    def seconds(self) -> float:
+        return self.token_at[-1] - self.sent_at
+
+    @property
+    def loops(self) -> bool:
+        """Tells whether the answer ends in a loop."""
+        last = self.token_ids[-_LOOP_TOKENS:]
+        return len(last) == _LOOP_TOKENS and any(
+            last[period:] == last[:-period] for period in range(1, _LONGEST_PERIOD + 1)
+        )
+
+
+@dataclass(frozen=True)
+class Round:
+    """Holds the answers of one round of one stack, and when it began and ended, by the machine's monotonic clock."""
+
+    answers: list[Answer]
+    began_at: float
+    ended_at: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(len(answer.token_ids) for answer in self.answers) / (self.ended_at - self.began_at)
+
+    def seconds(self, wanted: Sequence[bool]) -> float:
+        """Returns the time of the wanted requests together."""
+        return sum(answer.seconds for answer, is_wanted in zip(self.answers, wanted, strict=True) if is_wanted)
+
+
+@dataclass
+class Guesses:
+    """Counts the steps of sequences that had guesses, the guesses `checked` at each depth, and those that were
+    right."""
+
+    steps: int = 0
+    checked: Counter[int] = field(default_factory=Counter)
+    right: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def tokens_per_step(self) -> float:
+        return 1 + self.right.total() / self.steps if self.steps else 0.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """Holds the figures of a work at a batch; tokens per second are those of each round, by setting."""
+
+    work: str
+    batch: int
+    tokens: int
+    tokens_per_s: dict[str, list[float]]
+    steady_gain: float | None
+    loops: float
+    copied: float | None
+    p99_ms: dict[str, float]
+    steps_with_guesses: int
+    tokens_per_step: float
+    right_by_depth: list[float]
+
+    @property
+    def gain(self) -> float:
+        return max(self.tokens_per_s["auto"]) / max(self.tokens_per_s["off"])
+
+    @property
+    def median_gain(self) -> float:
+        pairs = zip(self.tokens_per_s["auto"], self.tokens_per_s["off"], strict=True)
+        return statistics.median(auto / off for auto, off in pairs)
+
+
+class Pair(ExitStack):
+    """Runs the two stacks; all their processes end with the `with` block."""
+
+    def __init__(self, model: Path, form: Format, threads: int | None, blocks: int) -> None:
+        super().__init__()
+        self._directory = Path(self.enter_context(tempfile.TemporaryDirectory(prefix="octavo-")))
+        settings = {**(form.settings or {}), "num_blocks": str(blocks), "device": "cpu"}
+        if threads is not None:
+            settings["threads"] = str(threads)
+        environment = {f"OCTAVO_{name.upper()}": value for name, value in settings.items()}
+        self.stacks = {
+            setting: self.enter_context(
+                Stack(
+                    model,
+                    self._directory / setting,
+                    {**environment, "OCTAVO_SPECULATION": setting, "OCTAVO_EVENT_LOG": str(self._log(setting))},
+                )
+            )
+            for setting in SETTINGS
+        }
+        # One after the other: each worker measures its steps as it starts.
+        for stack in self.stacks.values():
+            stack.start_all()
+
+    def _log(self, setting: str) -> Path:
+        return self._directory / f"{setting}.events"
+
+    def records(self, setting: str) -> Iterator[Record]:
+        """Ends a stack's scheduler, whose event log is whole then; yields its records."""
+        self.stacks[setting].kill("scheduler", signal.SIGTERM)
+        with self._log(setting).open("rb") as file:
+            yield from read_records(file)
+
+
+def run_round(stack: Stack, requests: Sequence[pb.GenerateRequest], batch: int) -> Round:
+    """Sends the requests, `batch` at a time, and reads all answers."""
+    began_at = time.monotonic()
+    raw = asyncio.run(_send_all(stack.address, requests, batch))
+    ended_at = time.monotonic()
+    return Round([_answer(*each) for each in raw], began_at, ended_at)
+
+
+_Raw = tuple[float, list[tuple[float, bytes]]]
+
+
+async def _send_all(address: str, requests: Sequence[pb.GenerateRequest], batch: int) -> list[_Raw]:
+    """Returns of each request when it was sent, and its messages with their times. They are decoded afterwards, for the
+    client runs on the cores that the model wants."""
+    places = asyncio.Semaphore(batch)
+    async with grpc.aio.insecure_channel(address) as channel:
+        generate: Any = channel.unary_stream(
+            "/octavo.v1.GenerationService/Generate", request_serializer=pb.GenerateRequest.SerializeToString
+        )
+
+        async def send(request: pb.GenerateRequest) -> _Raw:
+            async with places:
+                sent_at = time.monotonic()
+                stream = generate(request, timeout=_TIMEOUT_S)
+                return sent_at, [(time.monotonic(), message) async for message in stream]
+
+        return await asyncio.gather(*map(send, requests))
+
+
+def _answer(sent_at: float, messages: list[tuple[float, bytes]]) -> Answer:
+    token_ids: list[int] = []
+    token_at: list[float] = []
+    text = ""
+    for at, message in messages:
+        response = pb.GenerateResponse.FromString(message)
+        if response.HasField("delta"):
+            token_ids += response.delta.token_ids
+            token_at += [at] * len(response.delta.token_ids)
+            text += response.delta.text
+    return Answer(token_ids, text, sent_at, token_at)
+
+
+def make_request(work: Work, prompt: Prompt, seed: int, tenant: str, max_tokens: int) -> pb.GenerateRequest:
+    """Asks for the answer of a prompt."""
+    roles = cycle(("user", "assistant"))
+    return pb.GenerateRequest(
+        chat=pb.ChatPrompt(
+            messages=[pb.ChatMessage(role=role, content=said) for role, said in zip(roles, prompt.said, strict=False)],
+            add_generation_prompt=not prompt.goes_on,
+            continue_final_message=prompt.goes_on,
+        ),
+        sampling=pb.SamplingParams(temperature=work.temperature, top_p=1.0, top_k=0, repetition_penalty=1.0, seed=seed),
+        stopping=pb.StoppingCriteria(max_new_tokens=max_tokens, ignore_eos=not work.ends),
+        # What a tenant's requests were answered is a guess for its others; the cache of prompts all tenants share.
+        scheduling=pb.SchedulingHints(tenant=tenant),
+    )
+
+
+def measure(pair: Pair, name: str, batch: int, rounds: int, max_tokens: int, seed: int) -> dict[str, list[Round]]:
+    """Returns the rounds of each stack. Raises `UnequalTokensError`."""
+    work = WORKS[name]
+    prompts = work.prompts(seed, max(batch, _FEWEST_PROMPTS))
+
+    def requests(tag: str, tokens: int) -> list[pb.GenerateRequest]:
+        return [
+            make_request(work, prompt, seed + number, f"{name}-{batch}-{tag}-{number}", tokens)
+            for number, prompt in enumerate(prompts)
+        ]
+
+    for stack in pair.stacks.values():
+        # Of one token: prompts are computed here, and not again.
+        run_round(stack, requests("before", 1), batch)
+    found: dict[str, list[Round]] = {setting: [] for setting in SETTINGS}
+    for number in range(rounds):
+        for setting in SETTINGS if number % 2 else reversed(SETTINGS):
+            found[setting].append(run_round(pair.stacks[setting], requests(str(number), max_tokens), batch))
+    check_equal(name, batch, [each.answers for setting in SETTINGS for each in found[setting]])
+    return found
+
+
+def check_equal(work: str, batch: int, rounds: Sequence[Sequence[Answer]]) -> None:
+    first, *others = rounds
+    for number, answer in enumerate(first):
+        if not answer.token_ids:
+            raise UnequalTokensError(f"{work}, {batch} at a time: request {number} got no token")
+        for other in others:
+            if other[number].token_ids != answer.token_ids:
+                raise UnequalTokensError(
+                    f"{work}, {batch} at a time: request {number} got other tokens: {other[number].token_ids}, and "
+                    f"before {answer.token_ids}"
+                )
+
+
+def count_guesses(records: Iterable[Record], spans: Sequence[tuple[float, float]]) -> list[Guesses]:
+    """Counts the guesses that were answered within each of the spans of time."""
+    counts = [Guesses() for _ in spans]
+    planned: dict[int, dict[int, int]] = {}
+    for record in records:
+        match record:
+            case Planned(plan) if plan.drafts:
+                planned[plan.step_id] = {draft.sequence_id: len(draft.token_ids) for draft in plan.drafts}
+            case Handled(now, StepAnswered(_, result)):
+                drafts = planned.pop(result.step_id, None)
+                if drafts is None:
+                    continue
+                right = {each.sequence_id: len(each.token_ids) for each in result.further}
+                for guesses, (began_at, ended_at) in zip(counts, spans, strict=True):
+                    if began_at <= now <= ended_at:
+                        _count(guesses, drafts, right)
+    return counts
+
+
+def _count(guesses: Guesses, drafts: dict[int, int], right: dict[int, int]) -> None:
+    guesses.steps += len(drafts)
+    for sequence_id, length in drafts.items():
+        num_right = right.get(sequence_id, 0)
+        guesses.right.update(range(num_right))
+        # A guess behind a wrong one is not looked at.
+        guesses.checked.update(range(min(length, num_right + 1)))
+
+
+def make_row(work: str, batch: int, prompts: Sequence[Prompt], found: dict[str, list[Round]], guesses: Guesses) -> Row:
+    """Sums up the rounds of a work."""
+    answers = found["off"][0].answers
+    steady = [not answer.loops for answer in answers]
+    least = {setting: min(each.seconds(steady) for each in found[setting]) for setting in SETTINGS}
+    return Row(
+        work,
+        batch,
+        sum(len(answer.token_ids) for answer in answers),
+        {setting: [each.tokens_per_s for each in found[setting]] for setting in SETTINGS},
+        least["off"] / least["auto"] if any(steady) else None,
+        1 - sum(steady) / len(steady),
+        statistics.fmean(map(_likeness, answers, prompts)) if WORKS[work].copies else None,
+        {setting: _p99_ms(found[setting]) for setting in SETTINGS},
+        guesses.steps,
+        guesses.tokens_per_step,
+        [guesses.right[depth] / count for depth, count in sorted(guesses.checked.items())],
+    )
+
+
+def _likeness(answer: Answer, prompt: Prompt) -> float:
+    """Returns how alike an answer's words are to what it should be, as far as it goes."""
+    words, wanted = answer.text.split(), prompt.answer.split()
+    return SequenceMatcher(None, words, wanted[: len(words)], autojunk=False).ratio()
+
+
+def _p99_ms(rounds: Iterable[Round]) -> float:
+    """Returns the least of the rounds."""
+    return min(
+        1000 * statistics.quantiles(gaps, n=100, method="inclusive")[-1]
+        for each in rounds
+        if len(gaps := [b - a for answer in each.answers for a, b in pairwise(answer.token_at)]) > 1
+    )
+
+
+def to_lines(rows: Sequence[Row]) -> Iterator[str]:
+    """Yields the lines of a table."""
+    heads = ("work", "batch", "off", "auto", "gain", "median", "steady", "loops", "copied", "p99 off", "auto", "tokens")
+    yield from table([(*heads, "depth 1 to 6"), *map(_cells, rows)])
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        row.work,
+        str(row.batch),
+        *(f"{max(row.tokens_per_s[setting]):.1f}" for setting in SETTINGS),
+        f"{row.gain:.2f}",
+        f"{row.median_gain:.2f}",
+        "-" if row.steady_gain is None else f"{row.steady_gain:.2f}",
+        f"{row.loops:.0%}",
+        "-" if row.copied is None else f"{row.copied:.2f}",
+        *(f"{row.p99_ms[setting]:.1f}" for setting in SETTINGS),
+        f"{row.tokens_per_step:.2f}" if row.steps_with_guesses else "-",
+        " ".join(f"{share:.2f}" for share in row.right_by_depth[:_SHOWN_DEPTHS]) or "-",
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the table, and writes JSON where asked."""
+    options = _options(arguments)
+    with Pair(resolve_model(options.model), options.format, options.threads, options.blocks) as pair:
+        cells = [(name, batch) for batch in options.batches for name in options.works]
+        found = []
+        for name, batch in cells:
+            found.append(measure(pair, name, batch, options.rounds, options.tokens, options.seed))
+            rates = {setting: max(each.tokens_per_s for each in found[-1][setting]) for setting in SETTINGS}
+            print(f"{name}, {batch} at a time: {rates['off']:.1f} and {rates['auto']:.1f} tokens/s", file=sys.stderr)
+        spans = [(each.began_at, each.ended_at) for rounds in found for each in rounds["auto"]]
+        guesses = count_guesses(pair.records("auto"), spans)
+    rows = []
+    for number, ((name, batch), rounds) in enumerate(zip(cells, found, strict=True)):
+        prompts = WORKS[name].prompts(options.seed, len(rounds["off"][0].answers))
+        rows.append(make_row(name, batch, prompts, rounds, _sum(guesses[number * options.rounds :][: options.rounds])))
+    print("\n".join(to_lines(rows)))
+    keep(rows, options.json)
+    return 0
+
+
+def _sum(all_guesses: Iterable[Guesses]) -> Guesses:
+    total = Guesses()
+    for each in all_guesses:
+        total.steps += each.steps
+        total.checked.update(each.checked)
+        total.right.update(each.right)
+    return total
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="octavo.bench.whole.speculation", description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", default=BUNDLED_MODEL)
+    parser.add_argument("--works", nargs="+", choices=list(WORKS), default=list(WORKS))
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 4, 64], help="requests at a time")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=192, help="of each request, at most")
+    parser.add_argument("--threads", type=int, help="of each worker; its own choice by default")
+    parser.add_argument("--format", type=read_format, default="bf16", help="of the weights: bf16, q8_0, ...")
+    parser.add_argument("--blocks", type=int, default=4096, help="of 16 tokens, of each worker")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
