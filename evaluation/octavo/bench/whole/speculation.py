@@ -186,7 +186,9 @@ async def _send_all(address: str, requests: Sequence[pb.GenerateRequest], batch:
     places = asyncio.Semaphore(batch)
     async with grpc.aio.insecure_channel(address) as channel:
         generate: Any = channel.unary_stream(
-            "/octavo.v1.GenerationService/Generate", request_serializer=pb.GenerateRequest.SerializeToString
+            "/octavo.v1.GenerationService/Generate",
+            request_serializer=pb.GenerateRequest.SerializeToString,
+            response_deserializer=bytes,
         )
 
         async def send(request: pb.GenerateRequest) -> _Raw:
