@@ -7,11 +7,13 @@ import pytest
 
 from .request_path import RequestPath, walk
 
-# What is asked, its share of what may be held, who reads it, what was generated, and what its client gets.
+# What is asked, its share of what may be held, who reads it and by what right, what was generated, and what its client
+# gets.
 LIES_IN: Final = {
     "request.request.GenerationRequest",
     "access.admission.Ticket",
     "stream.running.RunningRequest",
+    "stream.running.Reader",
     "scheduler.journal.Journal",
     "scheduler.journal.SequenceJournal",
     "stream.answer.Answer",
