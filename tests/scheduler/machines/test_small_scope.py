@@ -535,7 +535,12 @@ def test_every_state_is_sound_and_leads_to_the_end(tmp_path: Path, name: str) ->
 
 def search_of(scope: Scope, directory: Path) -> Search:
     """The search of a scope, with the fake model in `directory`."""
-    config: dict[str, Any] = {"watermark": 0.0, "speculation": "off", "max_num_batched_tokens": 2, "misfit_grace_s": 0.0} | scope.config
+    config: dict[str, Any] = {
+        "watermark": 0.0,
+        "speculation": "off",
+        "max_num_batched_tokens": 2,
+        "misfit_grace_s": 0.0,
+    } | scope.config
     # What a router knows has come in some order, by which equal states would differ.
     cluster = Cluster(directory, is_routed=False, drafter=adversary(), **config)
     cluster.core.request_table.waiting = NoAccounts()
