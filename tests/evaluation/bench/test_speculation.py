@@ -112,8 +112,8 @@ def test_a_row_compares_the_best_rounds_and_counts_loops_apart() -> None:
         return [steady, looping]
 
     found = {
-        "off": [Round(answers(2.0, 4.0), 0.0, 5.0), Round(answers(2.0, 2.0), 0.0, 4.0)],
-        "auto": [Round(answers(1.0, 0.6), 0.0, 2.0), Round(answers(1.6, 0.6), 0.0, 4.0)],
+        "off": [Round(answers(2.0, 4.0), 0.0, 5.0, 3.0), Round(answers(2.0, 2.0), 0.0, 4.0, 4.0)],
+        "auto": [Round(answers(1.0, 0.6), 0.0, 2.0, 2.5), Round(answers(1.6, 0.6), 0.0, 4.0, 2.0)],
     }
     prompts = [Prompt(["Copy: one two three"], "one two three"), Prompt(["Copy: four"], "four")]
     [guesses] = count_guesses(_step(1, 1.0, {10: 2}, {10: 1}), [(0.0, 2.0)])
@@ -122,6 +122,7 @@ def test_a_row_compares_the_best_rounds_and_counts_loops_apart() -> None:
     assert row.tokens_per_s == {"off": [40.0, 50.0], "auto": [100.0, 50.0]}
     assert row.gain == 2.0
     assert row.median_gain == 1.75
+    assert row.cpu_gain == 1.5
     assert row.steady_gain == 2.0
     assert row.loops == 0.5
     assert row.copied == 0.5

@@ -7,7 +7,8 @@ The prompts are in their caches. What was answered before, no request can guess 
 For each work, and each number of requests at a time, a table says
 
 * gain: tokens per second with speculation by those without, of the best rounds of each; and the median of the rounds
-* steady: the same of the requests' times, without the outputs that fell into a loop, which flatter any guess
+* CPU: CPU seconds of all processes without speculation by those with it, which other work on the machine changes less
+* steady: gain of the requests' times, without the outputs that fell into a loop, which flatter any guess
 * loops: the share of the outputs that did, their last 64 tokens being the same 16 or fewer again and again
 * copied: how alike outputs are to the answers that they should be, as far as they go
 * p99: milliseconds between two tokens of a request, without speculation and with it; 0 where tokens come together
@@ -36,6 +37,7 @@ from typing import Any, Final
 import grpc
 
 from octavo.bench.formats import Format, read_format
+from octavo.bench.measurement import process_cpu_s
 from octavo.bench.table import keep, table
 from octavo.bench.whole.speculation_works import WORKS, Prompt, Work
 from octavo.runtime.models.directory import BUNDLED_MODEL, resolve_model
@@ -80,11 +82,13 @@ class Answer:
 
 @dataclass(frozen=True)
 class Round:
-    """Holds the answers of one round of one stack, and when it began and ended, by the machine's monotonic clock."""
+    """Holds the answers of one round of one stack, when it began and ended, by the machine's monotonic clock, and the
+    CPU seconds of the stack's processes."""
 
     answers: list[Answer]
     began_at: float
     ended_at: float
+    cpu_s: float
 
     @property
     def tokens_per_s(self) -> float:
@@ -117,6 +121,7 @@ class Row:
     batch: int
     tokens: int
     tokens_per_s: dict[str, list[float]]
+    cpu_s: dict[str, list[float]]
     steady_gain: float | None
     loops: float
     copied: float | None
@@ -128,6 +133,10 @@ class Row:
     @property
     def gain(self) -> float:
         return max(self.tokens_per_s["auto"]) / max(self.tokens_per_s["off"])
+
+    @property
+    def cpu_gain(self) -> float:
+        return min(self.cpu_s["off"]) / min(self.cpu_s["auto"])
 
     @property
     def median_gain(self) -> float:
@@ -171,10 +180,13 @@ class Pair(ExitStack):
 
 def run_round(stack: Stack, requests: Sequence[pb.GenerateRequest], batch: int) -> Round:
     """Sends the requests, `batch` at a time, and reads all answers."""
+    pids = [process.pid for process in stack.processes.values()]
+    before_s = sum(map(process_cpu_s, pids))
     began_at = time.monotonic()
     raw = asyncio.run(_send_all(stack.address, requests, batch))
     ended_at = time.monotonic()
-    return Round([_answer(*each) for each in raw], began_at, ended_at)
+    cpu_s = sum(map(process_cpu_s, pids)) - before_s
+    return Round([_answer(*each) for each in raw], began_at, ended_at, cpu_s)
 
 
 _Raw = tuple[float, list[tuple[float, bytes]]]
@@ -302,6 +314,7 @@ def make_row(work: str, batch: int, prompts: Sequence[Prompt], found: dict[str, 
         batch,
         sum(len(answer.token_ids) for answer in answers),
         {setting: [each.tokens_per_s for each in found[setting]] for setting in SETTINGS},
+        {setting: [each.cpu_s for each in found[setting]] for setting in SETTINGS},
         least["off"] / least["auto"] if any(steady) else None,
         1 - sum(steady) / len(steady),
         statistics.fmean(map(_likeness, answers, prompts)) if WORKS[work].copies else None,
@@ -329,7 +342,21 @@ def _p99_ms(rounds: Iterable[Round]) -> float:
 
 def to_lines(rows: Sequence[Row]) -> Iterator[str]:
     """Yields the lines of a table."""
-    heads = ("work", "batch", "off", "auto", "gain", "median", "steady", "loops", "copied", "p99 off", "auto", "tokens")
+    heads = (
+        "work",
+        "batch",
+        "off",
+        "auto",
+        "gain",
+        "median",
+        "CPU",
+        "steady",
+        "loops",
+        "copied",
+        "p99 off",
+        "auto",
+        "tokens",
+    )
     yield from table([(*heads, "depth 1 to 6"), *map(_cells, rows)])
 
 
@@ -340,6 +367,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         *(f"{max(row.tokens_per_s[setting]):.1f}" for setting in SETTINGS),
         f"{row.gain:.2f}",
         f"{row.median_gain:.2f}",
+        f"{row.cpu_gain:.2f}",
         "-" if row.steady_gain is None else f"{row.steady_gain:.2f}",
         f"{row.loops:.0%}",
         "-" if row.copied is None else f"{row.copied:.2f}",
