@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from octavo.frontend.scheduler.session import LiveRequest, SchedulerSession
-from octavo.scheduler.server.event_log import Began, Planned, Record, replay
+from octavo.scheduler.server.event_log import Began, Record, replay
 from octavo.testing.simulation.campaign import Campaign, outcomes, report
 from octavo.testing.simulation.faults import FAULTS
 from octavo.testing.simulation.run import simulate
@@ -102,13 +102,13 @@ def test_a_recorded_scheduler_plans_the_same_again(directory: Path, monkeypatch:
         record(watch, entry)
 
     monkeypatch.setattr(Watch, "record", keep)
-    # A log does not say what an adversary would guess.
+    # A log does not say what an adversary would guess; what a hash says next nobody guesses (replays with drafts are
+    # compared where tokens are copied).
     for seed in islice((seed for seed in count() if not draw(seed, directory).guesses_wildly), 12):
         assert simulate(seed, directory).failure is None
     replays = [replay(iter(life)) for life in lives]
     assert [each.difference for each in replays] == [None] * len(lives)
     assert sum(each.plans for each in replays) > len(replays)
-    assert any(entry.plan.drafts for life in lives for entry in life if isinstance(entry, Planned))
 
 
 def test_a_cancellation_that_is_never_said_is_found_out(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

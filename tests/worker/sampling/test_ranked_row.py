@@ -3,7 +3,9 @@
 from math import inf, log
 
 import numpy as np
+import numpy.typing as npt
 import pytest
+import torch
 
 from octavo.worker.sampling import draw
 from octavo.worker.sampling.draw import Floats, pick_ranked
@@ -28,10 +30,16 @@ def scaled_rows() -> dict[str, Floats]:
     return {name: (row - row.max()).astype(np.float32) for name, row in rows.items()}
 
 
+def likelihoods(scaled: Floats) -> npt.NDArray[np.float64]:
+    """As the sampler has them: in fp32, rounded alike on every CPU."""
+    found: npt.NDArray[np.float64] = draw._exponentials(torch.from_numpy(scaled)[None])[0].numpy()
+    return found
+
+
 def by_sorting(scaled: Floats, top_k: int, least: float, top_p: float, whole: float, uniform: float) -> int:
     order = np.argsort(-scaled, kind="stable")[:top_k]
     order = order[scaled[order] >= least]
-    masses = np.exp(scaled[order].astype(np.float64))
+    masses = likelihoods(scaled)[order]
     ends = masses.cumsum()
     kept = ends[min(int(ends.searchsorted(top_p * (whole if whole < inf else ends[-1]))), len(ends) - 1)]
     return int(order[ends.searchsorted(min(uniform * kept, np.nextafter(kept, 0)), side="right")])
@@ -58,7 +66,7 @@ def by_sorting(scaled: Floats, top_k: int, least: float, top_p: float, whole: fl
 def test_the_token_is_that_of_the_sorted_row(name: str, top_k: int, min_p: float, top_p: float) -> None:
     scaled = scaled_rows()[name]
     least = float(np.float32(log(min_p))) if min_p else -inf
-    whole = inf if top_k < SIZE or min_p else float(np.exp(scaled.astype(np.float64)).sum())
+    whole = inf if top_k < SIZE or min_p else float(likelihoods(scaled).sum())
     found = [pick_ranked(scaled, top_k, least, top_p, whole, uniform) for uniform in UNIFORMS]
     assert found == [by_sorting(scaled, top_k, least, top_p, whole, uniform) for uniform in UNIFORMS]
 
