@@ -144,7 +144,8 @@ class _BenchMeter:
     def cpu_s(self, reported_s: float) -> dict[str, float]:
         """Returns the CPU seconds, those of others as if they had come in the `reported_s` seconds alone."""
         bench = _children_cpu_s() - self._bench
-        share = (machine_cpu_s() - self._machine - bench) / (time.perf_counter() - self._began)
+        # The machine's count may be some ticks behind.
+        share = max(0.0, machine_cpu_s() - self._machine - bench) / (time.perf_counter() - self._began)
         return {"llama-bench": bench, OTHERS: share * reported_s}
 
 

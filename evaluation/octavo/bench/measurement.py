@@ -114,7 +114,8 @@ class CpuMeter:
         return time.perf_counter() - self._began
 
     def cpu_s(self) -> dict[str, float]:
-        return {name: seconds - self._cpu_before[name] for name, seconds in self._cpu_s().items()}
+        # Never less than nothing: the machine's count may be some ticks behind those of its processes.
+        return {name: max(0.0, seconds - self._cpu_before[name]) for name, seconds in self._cpu_s().items()}
 
     def _cpu_s(self) -> dict[str, float]:
         ours = {name: process_cpu_s(pid) for name, pid in self._pids.items()}

@@ -101,6 +101,13 @@ def test_one_stream_is_its_prompt_and_then_its_tokens_at_that_depth(peer: LlamaC
     assert run.cpu_s["llama-bench"] > 0 <= run.cpu_s[OTHERS]
 
 
+def test_others_have_no_less_than_nothing_where_the_machines_count_is_behind(
+    peer: LlamaCppPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llama_cpp_peer, "machine_cpu_s", lambda: 5.0)
+    assert peer.run(make_case("c", 100)).cpu_s[OTHERS] == 0
+
+
 def test_prompts_are_as_many_repetitions(peer: LlamaCppPeer, programs: Path) -> None:
     run = peer.run(make_case("c", 100))
     [arguments] = asked(programs, "llama-bench")

@@ -1,8 +1,11 @@
 """What is made of the times at which tokens came."""
 
+import os
+
 import pytest
 
-from octavo.bench.measurement import OTHERS, TokenTimes, measured
+from octavo.bench import measurement
+from octavo.bench.measurement import OTHERS, CpuMeter, TokenTimes, measured
 from octavo.bench.workloads import Case, CaseRequest
 
 
@@ -52,3 +55,10 @@ def test_others_are_given_as_their_share_of_all_cores(monkeypatch: pytest.Monkey
         Case("x", "x", [CaseRequest([1], 1)]), 2.0, [stream((1, 1.0))], 1, None, {"worker": 3.0, OTHERS: 2.0}
     )
     assert run.others_share == 0.25
+
+
+def test_others_have_no_less_than_nothing_where_the_machines_count_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = iter([1.0, 2.0])
+    monkeypatch.setattr(measurement, "process_cpu_s", lambda _: next(used))
+    monkeypatch.setattr(measurement, "machine_cpu_s", lambda: 5.0)
+    assert CpuMeter({"us": os.getpid()}).cpu_s() == {"us": 1.0, OTHERS: 0.0}
