@@ -43,7 +43,7 @@ _EXACT = ["-ffp-contract=off", "-DOCTAVO_EXACT"]
 _WHOLE_NUMBERS = {"avx_vnni": "avx2", "avx512_vnni": "avx512", "dotprod": "portable"}
 # What is compiled for the variants, the longest first, with which flags besides; and which variants another's serves.
 _VARIANT_SOURCES: dict[str, tuple[list[str], dict[str, str]]] = {
-    "exact.cpp": (_EXACT, {}),
+    "exact.cpp": (_EXACT, {"avx512_bf16": "avx512_vnni"}),
     "variant.cpp": ([], _WHOLE_NUMBERS),
     "exact_floats.cpp": (_EXACT, {**_WHOLE_NUMBERS, "avx512_bf16": "avx512"}),
 }
@@ -128,10 +128,7 @@ def _compile_variant(compiler: str, item: tuple[str, str], folder: Path) -> Path
     flags, floats = _VARIANT_SOURCES[source][0], _VARIANT_SOURCES["exact_floats.cpp"][1].get(variant, variant)
     # What several sources compile must not pass for each other's.
     space = {"variant.cpp": variant, "exact.cpp": f"{variant}_exact", "exact_floats.cpp": f"{variant}_floats"}[source]
-    defines = [
-        *(f"-DOCTAVO_VARIANT={space}", f'-DOCTAVO_VARIANT_NAME="{variant}"'),
-        f"-DOCTAVO_FLOATS={floats}_floats",
-    ]
+    defines = [f"-DOCTAVO_VARIANT={space}", f"-DOCTAVO_FLOATS={floats}_floats"]
     return _compile(
         compiler, source, [*_variants()[variant], *flags, *defines], folder / f"{Path(source).stem}_{variant}"
     )

@@ -1,4 +1,4 @@
-// What computes the same bits on every instruction set. Compiled for each, as variant.cpp is, but with -ffp-contract=off: no
+// What computes the same bits on every instruction set. Compiled for most, as variant.cpp is, but with -ffp-contract=off: no
 // compiler may fuse what one has an instruction for and another has not.
 #include "exact.h"
 
@@ -31,7 +31,7 @@ void attend_codes(const Attention& op, const void* x, void* y, const GroupStep& 
 }  // namespace
 
 extern const Exact kExact;
-const Exact kExact = {OCTAVO_VARIANT_NAME, quantize, quantized_linear, attend_codes, &OCTAVO_FLOATS::kExactFloats};
+const Exact kExact = {quantize, quantized_linear, attend_codes, &OCTAVO_FLOATS::kExactFloats};
 
 }  // namespace OCTAVO_VARIANT
 }  // namespace octavo

@@ -211,10 +211,16 @@ OCTAVO_INLINE void each_of(Function function, std::integer_sequence<int, i...>) 
   (function(std::integral_constant<int, i>{}), ...);
 }
 
-// Calls `function` with 0 to `count` - 1, each known to the compiler, so that what it indexes may stay in registers.
-template <int count, typename Function>
+// Calls `function` with 0 to `count` - 1, each known to the compiler, so that what it indexes may stay in registers. Where
+// nothing does (`known` is false), a loop is all that is compiled.
+template <int count, bool known = true, typename Function>
 OCTAVO_INLINE void each(Function function) {
-  each_of(function, std::make_integer_sequence<int, count>{});
+  if constexpr (known) {
+    each_of(function, std::make_integer_sequence<int, count>{});
+  } else {
+#pragma GCC unroll 1
+    for (int i = 0; i < count; i++) function(i);
+  }
 }
 
 }  // namespace octavo::OCTAVO_VARIANT

@@ -23,7 +23,6 @@ namespace octavo {
 namespace avx512_bf16 { extern const Variant kVariant; }
 namespace avx512 { extern const Variant kVariant; }
 namespace avx2 { extern const Variant kVariant; }
-namespace avx512_bf16_exact { extern const Exact kExact; }
 namespace avx512_vnni_exact { extern const Exact kExact; }
 namespace avx512_exact { extern const Exact kExact; }
 namespace avx_vnni_exact { extern const Exact kExact; }
@@ -44,8 +43,8 @@ bool has_avx_vnni() {
 }
 #endif
 
-// A variant has the name of its `exact` part: more instruction sets matter to that.
 struct Choice {
+  const char* name;
   const Variant* variant;
   const Exact* exact;
   bool runs;
@@ -61,15 +60,15 @@ const Choice* choices(size_t* count) {
 #endif
   static const Choice all[] = {
 #if defined(__x86_64__)
-      {&avx512_bf16::kVariant, &avx512_bf16_exact::kExact, vnni && __builtin_cpu_supports("avx512bf16")},
-      {&avx512::kVariant, &avx512_vnni_exact::kExact, vnni},
-      {&avx512::kVariant, &avx512_exact::kExact, avx512},
-      {&avx2::kVariant, &avx_vnni_exact::kExact, avx2 && has_avx_vnni()},
-      {&avx2::kVariant, &avx2_exact::kExact, avx2},
+      {"avx512_bf16", &avx512_bf16::kVariant, &avx512_vnni_exact::kExact, vnni && __builtin_cpu_supports("avx512bf16")},
+      {"avx512_vnni", &avx512::kVariant, &avx512_vnni_exact::kExact, vnni},
+      {"avx512", &avx512::kVariant, &avx512_exact::kExact, avx512},
+      {"avx_vnni", &avx2::kVariant, &avx_vnni_exact::kExact, avx2 && has_avx_vnni()},
+      {"avx2", &avx2::kVariant, &avx2_exact::kExact, avx2},
 #elif defined(__aarch64__)
-      {&portable::kVariant, &dotprod_exact::kExact, (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0},
+      {"dotprod", &portable::kVariant, &dotprod_exact::kExact, (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0},
 #endif
-      {&portable::kVariant, &portable_exact::kExact, true},
+      {"portable", &portable::kVariant, &portable_exact::kExact, true},
   };
   *count = sizeof(all) / sizeof(all[0]);
   return all;
@@ -88,9 +87,9 @@ OCTAVO_EXPORT const char* octavo_choose(const char* name) {
   size_t count;
   const Choice* all = choices(&count);
   for (size_t i = 0; i < count; i++) {
-    if (!all[i].runs || (name && std::strcmp(name, all[i].exact->name) != 0)) continue;
+    if (!all[i].runs || (name && std::strcmp(name, all[i].name) != 0)) continue;
     chosen = all[i].variant, exact = all[i].exact;
-    return exact->name;
+    return all[i].name;
   }
   return nullptr;
 }

@@ -244,39 +244,36 @@ struct PanelSums {
   f32xr held[kInMemory ? 1 : kHalves * kParts][kInMemory ? 1 : rows];
   float* results;  // [rows, kPanel]
 
-  OCTAVO_INLINE explicit PanelSums(float* at) : results(at) {
+  OCTAVO_INLINE explicit PanelSums(float* to) : results(to) {
     if constexpr (!kInMemory)
       each<kHalves * kParts>(OCTAVO_EACH(p) {
-        each<rows>(OCTAVO_EACH(r) { held[p][r] = load_as<f32xr>(this->template at<p, r>()); });
+        each<rows>(OCTAVO_EACH(r) { held[p][r] = load_as<f32xr>(at(p, r)); });
       });
   }
-  template <int p, int r>
-  OCTAVO_INLINE float* at() const { return results + r * kPanel + p * kRegisterLanes; }
-  template <int p, int r>
-  OCTAVO_INLINE void set(f32xr value) {
+  OCTAVO_INLINE float* at(int p, int r) const { return results + r * kPanel + p * kRegisterLanes; }
+  OCTAVO_INLINE void set(int p, int r, f32xr value) {
     if constexpr (kInMemory) {
-      store_bytes(at<p, r>(), value);
+      store_bytes(at(p, r), value);
     } else {
       held[p][r] = value;
     }
   }
-  template <int p, int r>
-  OCTAVO_INLINE f32xr get() const {
+  OCTAVO_INLINE f32xr get(int p, int r) const {
     if constexpr (kInMemory) {
-      return load_as<f32xr>(at<p, r>());
+      return load_as<f32xr>(at(p, r));
     } else {
       return held[p][r];
     }
   }
   OCTAVO_INLINE void finish() {
     if constexpr (!kInMemory)
-      each<kHalves * kParts>(OCTAVO_EACH(p) { each<rows>(OCTAVO_EACH(r) { store_bytes(at<p, r>(), held[p][r]); }); });
+      each<kHalves * kParts>(OCTAVO_EACH(p) { each<rows>(OCTAVO_EACH(r) { store_bytes(at(p, r), held[p][r]); }); });
   }
 };
 
 // Adds to the sums of each row what one group, or half of one, gives for the registers from `p` on. `group`: its codes.
-template <typename F, int p, int rows, int first, int steps>
-OCTAVO_INLINE void add_steps(PanelSums<rows>& sums, const uint8_t* group, const uint8_t* table, int32_t offset,
+template <typename F, int first, int steps, int rows>
+OCTAVO_INLINE void add_steps(PanelSums<rows>& sums, int p, const uint8_t* group, const uint8_t* table, int32_t offset,
                              const f32xr (&scales)[kWidth], const RowsAt& x) {
   using Sum = typename F::Sum;
   Sum dots[kWidth][rows];
@@ -290,7 +287,7 @@ OCTAVO_INLINE void add_steps(PanelSums<rows>& sums, const uint8_t* group, const 
   each<steps>(OCTAVO_EACH(s) {
     typename Sum::Codes codes[kWidth];
     each<kWidth>(OCTAVO_EACH(w) {
-      constexpr int half = (p + w) / kParts, part = (p + w) % kParts;
+      const int half = (p + w) / kParts, part = (p + w) % kParts;
       codes[w] = Sum::prepared(codes_of<F, first + s>(group + half * F::kBytes + part * 4 * kRegisterLanes, table));
     });
     each<rows>(OCTAVO_EACH(r) {
@@ -302,24 +299,24 @@ OCTAVO_INLINE void add_steps(PanelSums<rows>& sums, const uint8_t* group, const 
     const float scale = x.groups[r].scale;
     each<kWidth>(OCTAVO_EACH(w) {
       const f32xr sum = __builtin_convertvector(dots[w][r].end(), f32xr);
-      sums.template set<p + w, r>(sums.template get<p + w, r>() + (scales[w] * scale) * sum);
+      sums.set(p + w, r, sums.get(p + w, r) + (scales[w] * scale) * sum);
     });
   });
 }
 
 // The same of a whole group, with what follows from its mins.
-template <typename F, int p, int rows>
-OCTAVO_INLINE void add_group(PanelSums<rows>& sums, const uint8_t* codes, const uint8_t* table, int32_t offset,
+template <typename F, int rows>
+OCTAVO_INLINE void add_group(PanelSums<rows>& sums, int p, const uint8_t* codes, const uint8_t* table, int32_t offset,
                              const f32xr (&scales)[kWidth], const f32xr (&others)[kWidth], bool mins, const RowsAt& x) {
   if constexpr (F::kSixteens) {
-    add_steps<F, p, rows, 0, kSteps / 2>(sums, codes, table, offset, scales, x);
-    add_steps<F, p, rows, kSteps / 2, kSteps / 2>(sums, codes, table, offset, others, x);
+    add_steps<F, 0, kSteps / 2>(sums, p, codes, table, offset, scales, x);
+    add_steps<F, kSteps / 2, kSteps / 2>(sums, p, codes, table, offset, others, x);
   } else {
-    add_steps<F, p, rows, 0, kSteps>(sums, codes, table, offset, scales, x);
+    add_steps<F, 0, kSteps>(sums, p, codes, table, offset, scales, x);
     if (mins)
       each<rows>(OCTAVO_EACH(r) {
         const float sum = x.groups[r].scaled_sum;
-        each<kWidth>(OCTAVO_EACH(w) { sums.template set<p + w, r>(sums.template get<p + w, r>() + others[w] * sum); });
+        each<kWidth>(OCTAVO_EACH(w) { sums.set(p + w, r, sums.get(p + w, r) + others[w] * sum); });
       });
   }
 }
@@ -410,7 +407,7 @@ void quantized_tile(const QuantizedLinear& op, const char* panel, int64_t first,
   for (int64_t group = first; group < last; group++, blocks++) {
     groups.next();
     each<2 * F::kBytes / kLine + 1>(OCTAVO_EACH(line) { __builtin_prefetch(groups.codes() + line * kLine + 2048, 0, 1); });
-    each<kHalves * kParts / kWidth>(OCTAVO_EACH(pair) {
+    each<kHalves * kParts / kWidth, !PanelSums<rows>::kInMemory>(OCTAVO_EACH(pair) {
       // What rows are spread over is read again: kept, it would take registers that there are not.
       asm volatile("" ::: "memory");
       const RowsAt x{blocks->codes[row], blocks->groups + row};
@@ -419,7 +416,7 @@ void quantized_tile(const QuantizedLinear& op, const char* panel, int64_t first,
         const Factors factors = groups.factors((pair * kWidth + w) * kRegisterLanes);
         scales[w] = factors.scales, others[w] = factors.others;
       });
-      add_group<F, pair * kWidth>(sums, groups.codes(), groups.table(), groups.offset(), scales, others, groups.mins(), x);
+      add_group<F>(sums, pair * kWidth, groups.codes(), groups.table(), groups.offset(), scales, others, groups.mins(), x);
     });
   }
   sums.finish();
@@ -511,8 +508,8 @@ void widen(Groups<F>& groups, int64_t count, WideGroup* to) {
   const uint8_t more = kDotsAlike ? uint8_t(kByteOffset - groups.offset()) : 0;
   for (int64_t group = 0; group < count; group++, to++) {
     groups.next();
-    each<kHalves * kParts>(OCTAVO_EACH(p) {
-      constexpr int half = p / kParts, part = p % kParts * 4 * kRegisterLanes;
+    each<kHalves * kParts, kParts == 1>(OCTAVO_EACH(p) {
+      const int half = p / kParts, part = p % kParts * 4 * kRegisterLanes;
       each<kSteps>(OCTAVO_EACH(s) {
         const u8xr codes = codes_of<F, s>(groups.codes() + half * F::kBytes + part, groups.table());
         store_bytes(to->codes[half][s] + part, codes + more);
@@ -531,15 +528,15 @@ void wide_tile(const WideGroup* weights, int64_t count, int32_t offset, bool min
   if (kDotsAlike) offset = kByteOffset;
   PanelSums<rows> sums(results);
   for (int64_t group = 0; group < count; group++, blocks++, weights++)
-    each<kHalves * kParts / kWidth>(OCTAVO_EACH(pair) {
+    each<kHalves * kParts / kWidth, !PanelSums<rows>::kInMemory>(OCTAVO_EACH(pair) {
       asm volatile("" ::: "memory");
       const RowsAt x{blocks->codes[row], blocks->groups + row};
       f32xr scales[kWidth], others[kWidth];
       each<kWidth>(OCTAVO_EACH(w) {
-        constexpr int at = (pair * kWidth + w) * kRegisterLanes;
+        const int at = (pair * kWidth + w) * kRegisterLanes;
         scales[w] = load_as<f32xr>(weights->scales + at), others[w] = load_as<f32xr>(weights->others + at);
       });
-      add_group<F, pair * kWidth>(sums, weights->codes[0][0], nullptr, offset, scales, others, mins, x);
+      add_group<F>(sums, pair * kWidth, weights->codes[0][0], nullptr, offset, scales, others, mins, x);
     });
   sums.finish();
 }

@@ -23,7 +23,6 @@ struct ExactFloats {
 };
 
 struct Exact {
-  const char* name;
   // Rows `first` to `last` of x to the same rows of `rows`.
   void (*quantize)(const Quantize& op, const void* x, RowBlock* rows, int64_t first, int64_t last, int32_t dtype);
   // Panels `first` to `last` of y, of the type that x had, from all quantised rows.
