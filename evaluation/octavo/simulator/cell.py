@@ -21,13 +21,16 @@ from octavo.scheduler.core.events import (
 )
 from octavo.scheduler.core.scheduler import Scheduler
 from octavo.scheduler.core.step.policies import StepPolicy
+from octavo.scheduler.core.steps_in_flight import OutstandingStep
 from octavo.scheduler.kv.manager import paged_memory
 from octavo.scheduler.kv.memory import MakeMemory
 from octavo.simulator.device import Device, ReplicaSpec
+from octavo.simulator.speculation import Acceptance, Outputs, SimulatedDrafter
 from octavo.wire.requests import CacheKey, Deltas, Prefix, Rejected, Request
 from octavo.wire.sampling import BeamSearch, EarlyStopping, SamplingParams
-from octavo.wire.steps import StepPlan
-from octavo.workload.job import Job
+from octavo.wire.steps import StepPlan, StepResult
+from octavo.workload.guesses import Guesses
+from octavo.workload.job import Job, Transcript
 from octavo.workload.measures import Gaps, Served
 
 # -- clients ----------------------------------------------------------------------------------------------------------
@@ -84,6 +87,7 @@ class Clients:
 
 def ask(index: int, job: Job, prompt_token_ids: list[int], model_fingerprint: str) -> Request:
     """Makes the request of job number `index`."""
+    transcript = job.transcript
     return Request(
         request_id=_request_id(index),
         attempt=1,
@@ -94,8 +98,9 @@ def ask(index: int, job: Job, prompt_token_ids: list[int], model_fingerprint: st
         sampling=_sampling(job, index),
         priority=job.priority,
         tenant=job.tenant,
-        cache_key=_NO_CACHE_KEY,
+        cache_key=CacheKey("", transcript.salt, transcript.salted_from) if transcript else _NO_CACHE_KEY,
         age_ms=0,
+        predicted_token_ids=transcript.predicted_token_ids if transcript else [],
     )
 
 
@@ -140,15 +145,21 @@ class SimulatedCell:
         make_memory: MakeMemory = paged_memory,
         policy: StepPolicy | None = None,
         link_s: float = 0.0,
+        acceptance: Acceptance | None = None,
         seed: int = 0,
     ) -> None:
-        self.core = Scheduler(config, epoch=1, make_memory=make_memory, policy=policy)
+        self._outputs = Outputs(replicas[0].vocab_size)
+        drafter = SimulatedDrafter(acceptance, self._outputs, f"{seed} guesses")
+        self.core = Scheduler(config, epoch=1, make_memory=make_memory, policy=policy, drafter=drafter)
         self.devices: dict[int, Device] = {}
+        # How often a sequence has chosen in a step; and what became of the guesses there.
+        self.turns = 0
+        self.guesses = Guesses()
         self._take = take
         self._link_s = link_s
         self.core.handle(FrontendJoined(_FRONTEND), 0.0)
         for incarnation, spec in enumerate(replicas, start=1):
-            self.devices[incarnation] = Device(spec, incarnation, random.Random(f"{seed} {incarnation}"))
+            self.devices[incarnation] = Device(spec, incarnation, self._outputs, random.Random(f"{seed} {incarnation}"))
             for effect in self.core.handle(ReplicaJoined(spec.hello(incarnation)), 0.0):
                 if isinstance(effect, ReplicaLost) or incarnation not in self.core.replicas:
                     raise SimulationError(f"replica {incarnation} may not join: {effect}")
@@ -173,15 +184,24 @@ class SimulatedCell:
             raise SimulationError(f"prefix {prefix.name} cannot be pinned: {refusal}")
         self.core.handle(PrefixPinned(prefix), 0.0)
 
-    def submit(self, request: Request, now: float) -> None:
-        """Submits a request."""
+    def submit(self, request: Request, transcript: Transcript | None, now: float) -> None:
+        """Submits a request, whose sequences will say what the transcript says."""
+        if transcript is not None:
+            self._outputs.expect(request.request_id, transcript.outputs)
         self._deliver(self.core.handle(RequestSubmitted(_FRONTEND, request), now), now)
 
     def answer(self, incarnation: int, now: float) -> None:
         """Answers a replica's oldest step."""
         step = self.core.replicas[incarnation].outstanding[0]
         result = self.devices[incarnation].answer(step, self.core.epoch)
+        self._count(step, result)
         self._deliver(self.core.handle(StepAnswered(incarnation, result), now), now)
+
+    def _count(self, step: OutstandingStep, result: StepResult) -> None:
+        self.turns += len(step.samplers)
+        right = {each.sequence_id: len(each.token_ids) for each in result.further}
+        for sequence_id, draft in step.drafts.items():
+            self.guesses.add(len(draft.token_ids), right.get(sequence_id, 0))
 
     def plan(self, now: float) -> Iterator[Pending]:
         """Asks for plans; the steps that will be done, and when their results are here."""
@@ -189,7 +209,7 @@ class SimulatedCell:
             if isinstance(effect, SendToReplica) and isinstance(effect.message, StepPlan):
                 incarnation = effect.replica_id
                 step = self.core.replicas[incarnation].outstanding[-1]
-                num_sampled = len(step.samplers) + len(step.beams)
+                num_sampled = len(step.samplers) + len(step.beams) + step.num_guesses
                 done = self.devices[incarnation].take(effect.message, num_sampled, now + self._link_s)
                 yield Pending(done + self._link_s, incarnation)
             else:
@@ -264,7 +284,7 @@ class Timeline:
         self.samples: list[Sample] = []
         self._sample_every_s = sample_every_s
         self._probe = probe
-        self._arrivals: deque[tuple[float, Request]] = deque()
+        self._arrivals: deque[tuple[Request, Job]] = deque()
         # When, in which order, and on which replica a step ends; 0: nothing ends, it is time to look again.
         self._events: list[tuple[float, int, int]] = []
         self._num_events = 0
@@ -273,19 +293,20 @@ class Timeline:
     @property
     def next_at(self) -> float:
         """Returns the time at which something happens next; infinite if nothing does."""
-        next_arrival = self._arrivals[0][0] if self._arrivals else float("inf")
+        next_arrival = self._arrivals[0][1].arrival_s if self._arrivals else float("inf")
         return min(next_arrival, self._events[0][0]) if self._events else next_arrival
 
-    def expect(self, request: Request, time: float) -> None:
-        """Expects a request that will come, after all that were expected before."""
-        self._arrivals.append((time, request))
+    def expect(self, request: Request, job: Job) -> None:
+        """Expects the request of a job, which will come after all that were expected before."""
+        self._arrivals.append((request, job))
 
     def run(self, until: float) -> None:
         """Runs everything that happens before then. Raises `SimulationError` if the cell cannot go on."""
         while (now := self.next_at) < until:
             self._sample_before(now)
-            while self._arrivals and self._arrivals[0][0] <= now:
-                self.cell.submit(self._arrivals.popleft()[1], now)
+            while self._arrivals and self._arrivals[0][1].arrival_s <= now:
+                request, job = self._arrivals.popleft()
+                self.cell.submit(request, job.transcript, now)
                 self.moved_at = now
             while self._events and self._events[0][0] <= now:
                 self._end(heapq.heappop(self._events)[2], now)

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import click
 import msgspec
+from msgspec import structs
 
 from octavo.runtime.options.flags import config_of, fields_of, options_of
 from octavo.runtime.process.gc_tuning import collect_seldom
@@ -18,9 +19,10 @@ from octavo.scheduler.server.event_log import EventLogError
 from octavo.simulator.cell import SimulationError
 from octavo.simulator.cluster_options import CellRoute, cluster_options, read_replica
 from octavo.simulator.device import ReplicaSpec
-from octavo.simulator.engine import Cluster, Simulation
+from octavo.simulator.engine import Cluster, Simulation, SimulationOutcome
 from octavo.simulator.recorded import jobs_of_log
 from octavo.simulator.report import SimulationReport, make_plan, make_report, plan_text, replicas_text, report_text
+from octavo.simulator.speculation import Acceptance
 from octavo.workload.job import Job
 from octavo.workload.measures import Targets, time_text
 from octavo.workload.options import flags_given, read_jobs, workload_options
@@ -82,6 +84,17 @@ def _targets(context: click.Context, parameter: click.Parameter, text: str | Non
 @click.option("--sample-every", type=click.FloatRange(min=0.0, min_open=True), default=1.0, help="Seconds.")
 @click.option("--event-log", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A scheduler's.")
 @click.option("--json", "file", type=_FILE, help="Write the report here too.")
+@click.option(
+    "--acceptance",
+    help="Chances of speculation's guesses, as 0.8,0.9,0.95: of the first, the second, and all further ones. Without,"
+    " there are none, but for what an event log says again.",
+)
+@click.option(
+    "--proposals",
+    type=click.FloatRange(0.0, 1.0),
+    show_default="1",
+    help="The share of a sequence's steps for which there are guesses, with --acceptance.",
+)
 @workload_options
 @options_of(SchedulerConfig)
 def simulate(
@@ -95,6 +108,8 @@ def simulate(
     sample_every: float,
     event_log: Path | None,
     file: Path | None,
+    acceptance: str | None,
+    proposals: float | None,
     **settings: Any,
 ) -> None:
     """Tell how a load would run: the production scheduler plans its steps, in a time of its own, and workers take as
@@ -111,6 +126,7 @@ def simulate(
     if targets is not None and cells > max_replicas:
         raise click.UsageError(f"--cells {cells} need as many --max-replicas at least, not {max_replicas}")
     config = config_of(SchedulerConfig, {name: settings.pop(name) for name in _CONFIG})
+    chances = _acceptance(acceptance, proposals, event_log)
     jobs = _jobs(settings, event_log)
     simulator = _Simulator(
         config=config,
@@ -122,6 +138,7 @@ def simulate(
         horizon_s=horizon or float("inf"),
         sample_every_s=sample_every,
         targets=targets,
+        acceptance=chances,
     )
     try:
         if targets is not None:
@@ -130,6 +147,21 @@ def simulate(
             _simulate(simulator, jobs, least, file)
     except SimulationError as error:
         raise click.ClickException(str(error)) from error
+
+
+def _acceptance(text: str | None, proposals: float | None, event_log: Path | None) -> Acceptance | None:
+    if text is None:
+        if proposals is not None:
+            raise click.UsageError(
+                "--proposals says how often there are guesses: say with --acceptance how often these are right"
+            )
+        return None
+    if event_log is not None:
+        raise click.UsageError("--event-log says what can be guessed, so it does not go with --acceptance")
+    try:
+        return Acceptance.parse(text, 1.0 if proposals is None else proposals)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="'--acceptance'") from error
 
 
 def _jobs(settings: Mapping[str, Any], event_log: Path | None) -> list[Job]:
@@ -157,27 +189,43 @@ class _Simulator:
     horizon_s: float
     sample_every_s: float
     targets: Targets | None
+    acceptance: Acceptance | None
 
     def run(
         self, jobs: Sequence[Job], replicas: int, passed: Callable[[float], None] | None = None
     ) -> SimulationReport:
+        return make_report(self.outcome(jobs, replicas, passed), self.targets)
+
+    def outcome(
+        self, jobs: Sequence[Job], replicas: int, passed: Callable[[float], None] | None = None
+    ) -> SimulationOutcome:
         cells = min(self.cells, replicas)
         simulation = Simulation(
-            Cluster(self.config, [self.replica] * replicas, cells, link_s=self.link_s),
+            Cluster(self.config, [self.replica] * replicas, cells, link_s=self.link_s, acceptance=self.acceptance),
             seed=self.seed,
             route=CellRoute(cells) if cells > 1 else None,
             sample_every_s=self.sample_every_s,
             processes=min(self.processes, cells),
         )
-        return make_report(simulation.run(jobs, self.horizon_s, passed), self.targets)
+        return simulation.run(jobs, self.horizon_s, passed)
+
+    def without_speculation(self) -> "_Simulator":
+        return replace(self, config=structs.replace(self.config, speculation="off"))
 
 
 def _simulate(simulator: _Simulator, jobs: Sequence[Job], replicas: int, file: Path | None) -> None:
     collect_seldom()
     progress = SimulationProgress()
-    progress.begin(replicas_text(replicas), jobs[-1].arrival_s if jobs else 0.0)
-    report = simulator.run(jobs, replicas, progress)
+    last_s = jobs[-1].arrival_s if jobs else 0.0
+    progress.begin(replicas_text(replicas), last_s)
+    outcome = simulator.outcome(jobs, replicas, progress)
     wall_s = progress.end()
+    plain = None
+    if outcome.guesses.steps:
+        progress.begin("without speculation", last_s)
+        plain = simulator.without_speculation().outcome(jobs, replicas, progress)
+        progress.end()
+    report = make_report(outcome, simulator.targets, plain)
     click.echo(report_text(report))
     click.echo(
         f"simulated in {time_text(wall_s)}, {report.summary.seconds / max(wall_s, 1e-9):.4g} times real time;"

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from octavo.runtime.models.step_times import StepShape
-from octavo.scheduler.core.sequence import SequenceGroup
+from octavo.scheduler.core.sequence import Sequence, SequenceGroup
 from octavo.scheduler.core.steps_in_flight import OutstandingStep
+from octavo.simulator.speculation import Outputs
 from octavo.wire.base import SCHEMA_VERSION
 from octavo.wire.costs import StepCosts, attended_pairs
 from octavo.wire.steps import (
     Candidates,
+    FurtherTokens,
     KVGroup,
     ModelInfo,
     SampledToken,
@@ -76,17 +78,17 @@ class ReplicaSpec:
 
 
 class Device:
-    """Runs one replica's steps. Tokens are counted rather than drawn: no two sequences hold the same by chance."""
+    """Runs one replica's steps. Sequences choose what `outputs` says; beams draw."""
 
-    def __init__(self, spec: ReplicaSpec, incarnation: int, beam_random: random.Random) -> None:
+    def __init__(self, spec: ReplicaSpec, incarnation: int, outputs: Outputs, beam_random: random.Random) -> None:
         self.spec = spec
         self.busy_s = 0.0
         self._incarnation = incarnation
+        self._outputs = outputs
         self._random = beam_random
         self._computed: dict[int, int] = {}
         self._durations: list[float] = []
         self._free_at = 0.0
-        self._next_token = incarnation
 
     def take(self, plan: StepPlan, num_sampled: int, now: float) -> float:
         """Puts a plan behind those that it has; when it will be done."""
@@ -104,13 +106,17 @@ class Device:
             computed[start.sequence_id] = start.num_computed
         for fork in plan.forks:
             computed[fork.sequence_id] = computed[fork.parent_id]
+        guesses = {draft.sequence_id: len(draft.token_ids) for draft in plan.drafts}
         num_tokens = context = 0
         pairs = 0.0
         for work in plan.work:
             count, before = work.num_tokens, computed[work.sequence_id]
-            num_tokens += count
+            further = guesses.get(work.sequence_id, 0)
+            num_tokens += count + further
             if count == 1:
+                # What is guessed is computed beside the token before it like a prompt's.
                 context += before + 1
+                pairs += attended_pairs(before + 1, further, (0,)) if further else 0.0
             else:
                 pairs += attended_pairs(before, count, (0,))
             computed[work.sequence_id] = before + count
@@ -123,18 +129,27 @@ class Device:
 
     def answer(self, step: OutstandingStep, epoch: int) -> StepResult:
         """Answers the oldest plan that is not answered, which asked for `step`."""
-        tokens = range(self._next_token, self._next_token + len(step.samplers))
-        self._next_token = tokens.stop
-        vocab_size = self.spec.vocab_size
-        sampled = [
-            SampledToken(sequence.placement.sequence_id, token % vocab_size)
-            for (_, sequence), token in zip(step.samplers, tokens, strict=True)
-        ]
+        sampled: list[SampledToken] = []
+        further: list[FurtherTokens] = []
+        for group, sequence in step.samplers:
+            sequence_id, draft = sequence.placement.sequence_id, step.drafts.get(sequence.placement.sequence_id)
+            token_id, *others = self._chosen(group, sequence, draft.token_ids if draft else [])
+            sampled.append(SampledToken(sequence_id, token_id))
+            if others:
+                further.append(FurtherTokens(sequence_id, others))
+                self._computed[sequence_id] += len(others)
         candidates = [self._candidates(group, beam.placement.sequence_id) for group, beam in step.beams]
         times = StepTimes(0, int(self._durations.pop(0) * 1e6), 0)
         return StepResult(
-            epoch, self._incarnation, step.step_id, StepOutcome.DONE, sampled, candidates, [], [], times, ""
+            epoch, self._incarnation, step.step_id, StepOutcome.DONE, sampled, candidates, [], [], times, "", further
         )
+
+    def _chosen(self, group: SequenceGroup, sequence: Sequence, guesses: list[int]) -> list[int]:
+        """Returns the tokens that a sequence chooses: one, and one for each guess before the first wrong one."""
+        token_ids = self._outputs.tokens(group.request_id, sequence.index, sequence.num_generated, 1 + len(guesses))
+        pairs = enumerate(zip(guesses, token_ids, strict=False))
+        num_right = next((place for place, (guess, token_id) in pairs if guess != token_id), len(guesses))
+        return token_ids[: 1 + num_right]
 
     def _candidates(self, group: SequenceGroup, sequence_id: int) -> Candidates:
         assert group.search is not None

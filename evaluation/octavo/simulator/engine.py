@@ -17,7 +17,9 @@ from octavo.scheduler.kv.manager import paged_memory
 from octavo.scheduler.kv.memory import MakeMemory
 from octavo.simulator.cell import Clients, Probe, Sample, SimulatedCell, SimulationError, Timeline, ask
 from octavo.simulator.device import ReplicaSpec
+from octavo.simulator.speculation import Acceptance
 from octavo.wire.requests import Prefix, Request
+from octavo.workload.guesses import Guesses
 from octavo.workload.job import Job, prompt_token_ids
 from octavo.workload.measures import Gaps, Served
 
@@ -38,6 +40,8 @@ class Cluster:
     # Seconds of a message from scheduler to worker, or back.
     link_s: float = 0.0
     pinned: Sequence[Prefix] = ()
+    # Of guesses for jobs without a transcript; None: there are none.
+    acceptance: Acceptance | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.cells <= len(self.replicas):
@@ -77,6 +81,8 @@ class CellOutcome:
     preemptions: int
     swaps: int
     samples: list[Sample]
+    turns: int
+    guesses: Guesses
 
 
 class Shard:
@@ -96,6 +102,7 @@ class Shard:
                 make_memory=cluster.make_memory,
                 policy=cluster.policy,
                 link_s=cluster.link_s,
+                acceptance=cluster.acceptance,
                 seed=seed + number,
             )
             for prefix in cluster.pinned:
@@ -118,7 +125,7 @@ class Shard:
         if a cell cannot go on."""
         for arrival in arrivals:
             self._clients[arrival.cell].expect(arrival.index, arrival.job)
-            self._timelines[arrival.cell].expect(arrival.request, arrival.job.arrival_s)
+            self._timelines[arrival.cell].expect(arrival.request, arrival.job)
         for timeline in self._timelines.values():
             timeline.run(until)
         return self.standings()
@@ -138,6 +145,8 @@ class Shard:
             preemptions=cell.core.preemptions,
             swaps=cell.core.swaps,
             samples=timeline.samples,
+            turns=cell.turns,
+            guesses=cell.guesses,
         )
 
 
@@ -230,7 +239,8 @@ Route = Callable[[Request, float, Sequence[Standing]], int]
 @dataclass
 class SimulationOutcome:
     """Holds the results of a simulation, jobs in the order of arrival. `busy_share` is the share of the replicas' time
-    in which they computed."""
+    in which they computed. Sequences chose in `turns` steps all together, each counted once for each of them; of
+    `guesses` is what speculation checked there."""
 
     served: list[Served]
     gaps: Gaps
@@ -240,6 +250,8 @@ class SimulationOutcome:
     preemptions: int
     swaps: int
     samples: list[Sample] = field(default_factory=list)
+    turns: int = 0
+    guesses: Guesses = field(default_factory=Guesses)
 
 
 class Simulation:
@@ -332,9 +344,10 @@ class Simulation:
     def _outcome(self, cells: Sequence[CellOutcome], seconds: float) -> SimulationOutcome:
         served = [each for cell in cells for each in cell.served]
         served.sort(key=lambda each: (each[1].job.arrival_s, each[0]))
-        gaps = Gaps()
+        gaps, guesses = Gaps(), Guesses()
         for cell in cells:
             gaps.merge(cell.gaps)
+            guesses.merge(cell.guesses)
         replica_s = seconds * len(self._cluster.replicas)
         return SimulationOutcome(
             served=[each for _, each in served],
@@ -345,6 +358,8 @@ class Simulation:
             preemptions=sum(cell.preemptions for cell in cells),
             swaps=sum(cell.swaps for cell in cells),
             samples=[Sample.total(shares) for shares in zip(*(cell.samples for cell in cells), strict=True)],
+            turns=sum(cell.turns for cell in cells),
+            guesses=guesses,
         )
 
 

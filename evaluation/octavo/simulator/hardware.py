@@ -6,7 +6,7 @@ from typing import Final
 
 from octavo.runtime.models.step_times import StepShape
 from octavo.simulator.device import ReplicaSpec
-from octavo.wire.costs import PrefillCosts, StepCosts, SwapCosts
+from octavo.wire.costs import PrefillCosts, RowCost, StepCosts, SwapCosts, attended_pairs
 
 # -- models and GPUs --------------------------------------------------------------------------------------------------
 
@@ -128,6 +128,15 @@ MODELS: Final[dict[str, ModelShape]] = {model.name: model for model in _MODELS}
 # -- step times -------------------------------------------------------------------------------------------------------
 
 
+# As many rows as workers time at their start.
+_ROWS: Final = (1, 2, 4, 8, 16, 32, 64)
+
+
+def _drafted(num_guesses: int) -> StepShape:
+    """Returns the shape of a step of one token with guesses, without context."""
+    return StepShape(1 + num_guesses, 1 + num_guesses, 1, attended_pairs(1, num_guesses, (0,)))
+
+
 @dataclass(frozen=True)
 class Efficiency:
     """Shares of the data sheet's figures that software reaches: memory, matrix products, attention over prompts, the
@@ -224,7 +233,9 @@ class Roofline:
         """Returns the costs that a worker with these step times would measure at its start."""
         step_s = self._overhead.step_s + self._reductions_s + self._weights_s
         prefill = PrefillCosts(step_s, self._token_s + self._reduced_token_s, self._pair_s)
-        return StepCosts(prefill, SwapCosts(self._overhead.transfer_s, self._block_s, self._block_s))
+        swap = SwapCosts(self._overhead.transfer_s, self._block_s, self._block_s)
+        rows = [RowCost(count, self.seconds(_drafted(count - 1))) for count in _ROWS]
+        return StepCosts(prefill, swap, rows)
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------

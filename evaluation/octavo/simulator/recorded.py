@@ -15,7 +15,7 @@ from octavo.scheduler.core.events import (
 )
 from octavo.scheduler.server.event_log import Handled, Record, Scheduled, fresh_core, read_records
 from octavo.wire.requests import Delta, Deltas, Rejected, RejectReason, Request
-from octavo.workload.job import MAX_TOKENS, Job
+from octavo.workload.job import MAX_TOKENS, Job, Transcript
 
 # Prompts that begin alike for fewer tokens are not taken to share anything.
 _LEAST_SHARED: Final = 16
@@ -25,7 +25,7 @@ _FOR_WANT_OF_ROOM: Final = frozenset({RejectReason.QUEUE_FULL, RejectReason.QUEU
 
 def jobs_of_log(path: Path) -> list[Job]:
     """Returns the requests that frontends submitted for the first time within the log, counted from the first such
-    request on, without those that no scheduler would take.
+    request on, without those that no scheduler would take. Their transcripts say what was said.
 
     `output_tokens` are what the request's longest sequence came to, if the log contains its end (also one that the
     client chose), and otherwise its max_tokens. Prompts share a prefix as far as they agree with the first one that
@@ -39,30 +39,30 @@ def jobs_of_log(path: Path) -> list[Job]:
 
 @dataclass
 class _Recorded:
-    """Holds a request that came at `now`, and what the log records of it: how many tokens its sequences have by index,
-    which of them are over, and whether it was given up."""
+    """Holds a request that came at `now`, and what the log records of it: the tokens of its sequences by index, which
+    of them are over, and whether it was given up."""
 
     now: float
     request: Request
-    lengths: dict[int, int] = field(default_factory=dict)
+    outputs: dict[int, list[int]] = field(default_factory=dict)
     over: set[int] = field(default_factory=set)
     aborted: bool = False
     rejected: RejectReason | None = None
 
     @property
     def could_run(self) -> bool:
-        return bool(self.lengths) or self.rejected is None or self.rejected in _FOR_WANT_OF_ROOM
+        return bool(self.outputs) or self.rejected is None or self.rejected in _FOR_WANT_OF_ROOM
 
     @property
     def output_tokens(self) -> int:
         ended = self.aborted or len(self.over) == self.request.sampling.num_sequences
-        if ended and (longest := max(self.lengths.values(), default=0)):
+        if ended and (longest := max(map(len, self.outputs.values()), default=0)):
             return longest
         return min(self.request.sampling.max_tokens, MAX_TOKENS - len(self.request.prompt_token_ids))
 
     def take(self, delta: Delta) -> None:
-        length = delta.start_index + len(delta.token_ids)
-        self.lengths[delta.sequence_index] = max(length, self.lengths.get(delta.sequence_index, 0))
+        # What was submitted again goes on behind what had come.
+        self.outputs.setdefault(delta.sequence_index, [])[delta.start_index :] = delta.token_ids
         if delta.finish_reason is not None:
             self.over.add(delta.sequence_index)
 
@@ -147,4 +147,11 @@ def _job(found: _Recorded, arrival_s: float, prefix: str, prefix_tokens: int) ->
         prefix_tokens=prefix_tokens,
         priority=request.priority,
         tenant=request.tenant,
+        transcript=Transcript(
+            request.prompt_token_ids,
+            [found.outputs.get(index, []) for index in range(sampling.num_sequences)],
+            request.predicted_token_ids,
+            request.cache_key.salt,
+            request.cache_key.salted_from,
+        ),
     )

@@ -15,6 +15,7 @@ from octavo.workload.measures import ErrorCount, Summary, Targets, count_errors,
 
 
 _WIDTH: Final = 60
+_SHOWN_DEPTHS: Final = 8
 _BARS: Final = " ▁▂▃▄▅▆▇█"
 # What is drawn over time.
 _CURVES: Final[dict[str, Callable[[Sample], float]]] = {
@@ -26,9 +27,33 @@ _CURVES: Final[dict[str, Callable[[Sample], float]]] = {
 
 
 @dataclass(frozen=True)
+class Plain:
+    """Sums up the same load without speculation."""
+
+    summary: Summary
+    steps: int
+    busy_share: float
+
+
+@dataclass(frozen=True)
+class SpeculationReport:
+    """Reports what speculation did: the guesses that were drafted and those accepted; the share of the sequences' steps
+    that had any, the tokens that one with them gave, and those of any; the share of the first, second, ... guesses that
+    were right, of those checked; and the run without it (None: it was not simulated)."""
+
+    drafted: int
+    accepted: int
+    share_of_steps: float
+    tokens_per_drafted_step: float
+    tokens_per_step: float
+    right_by_depth: list[float]
+    plain: Plain | None
+
+
+@dataclass(frozen=True)
 class SimulationReport:
     """Reports a simulated run. `preemptions` are those that the schedulers made, of which `swaps` kept the KV in CPU
-    memory; `unmet` is what of the targets was not kept."""
+    memory; `unmet` is what of the targets was not kept; `speculation` is None where nothing was guessed."""
 
     summary: Summary
     errors: list[ErrorCount]
@@ -38,10 +63,14 @@ class SimulationReport:
     swaps: int
     samples: list[Sample]
     unmet: list[str]
+    speculation: SpeculationReport | None = None
 
 
-def make_report(outcome: SimulationOutcome, targets: Targets | None = None) -> SimulationReport:
-    """Makes a report that depends on nothing but the simulation: the same seed, the same report."""
+def make_report(
+    outcome: SimulationOutcome, targets: Targets | None = None, plain: SimulationOutcome | None = None
+) -> SimulationReport:
+    """Makes a report that depends on nothing but the simulation: the same seed, the same report. `plain` is the outcome
+    of the same load without speculation."""
     summary = summarise(outcome.served, outcome.gaps, outcome.seconds, targets)
     return SimulationReport(
         summary=summary,
@@ -52,7 +81,25 @@ def make_report(outcome: SimulationOutcome, targets: Targets | None = None) -> S
         swaps=outcome.swaps,
         samples=outcome.samples,
         unmet=targets.unmet(summary) if targets else [],
+        speculation=_speculation(outcome, plain) if outcome.guesses.steps else None,
     )
+
+
+def _speculation(outcome: SimulationOutcome, plain: SimulationOutcome | None) -> SpeculationReport:
+    guesses = outcome.guesses
+    return SpeculationReport(
+        drafted=guesses.drafted,
+        accepted=guesses.accepted,
+        share_of_steps=guesses.steps / outcome.turns,
+        tokens_per_drafted_step=guesses.tokens_per_step,
+        tokens_per_step=1 + guesses.accepted / outcome.turns,
+        right_by_depth=guesses.right_by_depth,
+        plain=_plain(plain) if plain is not None else None,
+    )
+
+
+def _plain(outcome: SimulationOutcome) -> Plain:
+    return Plain(summarise(outcome.served, outcome.gaps, outcome.seconds), outcome.steps, outcome.busy_share)
 
 
 def report_text(report: SimulationReport) -> str:
@@ -63,10 +110,33 @@ def report_text(report: SimulationReport) -> str:
         f"{report.steps} steps, replicas busy {report.busy_share:.1%} of the time; {report.preemptions} preemptions,"
         f" {report.swaps} of them swaps"
     )
+    if report.speculation is not None:
+        lines += _speculated(report, report.speculation)
     if report.samples:
         lines += ["", *_drawn(report.samples)]
     lines += [f"target missed: {fault}" for fault in report.unmet]
     return "\n".join(lines)
+
+
+def _speculated(report: SimulationReport, found: SpeculationReport) -> list[str]:
+    by_depth = " ".join(f"{share:.2f}" for share in found.right_by_depth[:_SHOWN_DEPTHS])
+    lines = [
+        f"speculation: {found.accepted} of {found.drafted} guesses were right, by depth {by_depth};"
+        f" {found.share_of_steps:.0%} of the sequences' steps had some, and gave {found.tokens_per_drafted_step:.2f}"
+        f" tokens; any gave {found.tokens_per_step:.2f}"
+    ]
+    if found.plain is not None:
+        lines.append(f"{'':20}{'steps':>10}{'tokens/s':>10}{'busy':>10}{'latency':>10}{'itl':>10}")
+        lines.append(_run_line("with speculation", report.steps, report.summary, report.busy_share))
+        lines.append(_run_line("without", found.plain.steps, found.plain.summary, found.plain.busy_share))
+    return lines
+
+
+def _run_line(label: str, steps: int, summary: Summary, busy_share: float) -> str:
+    means = [time_text(spread.mean) if spread else "-" for spread in (summary.latency, summary.itl)]
+    return f"{label:20}{steps:10}{summary.output_tokens_per_s:10.4g}{busy_share:10.1%}" + "".join(
+        f"{each:>10}" for each in means
+    )
 
 
 def _drawn(samples: Sequence[Sample]) -> list[str]:

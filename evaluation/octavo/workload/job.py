@@ -6,7 +6,7 @@ a column for each field of `Job` that it needs.
 
 import csv
 from collections.abc import Iterable, Iterator
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
 from random import Random
@@ -17,12 +17,25 @@ MAX_TOKENS: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
+class Transcript:
+    """Holds what was said in a request that was served before, as token ids: its prompt, its `outputs` by the index of
+    their sequences, as far as they are known, and what its client predicted. Only those with the same `salt` share the
+    KV of tokens behind the first `salted_from`."""
+
+    prompt_token_ids: list[int]
+    outputs: list[list[int]]
+    predicted_token_ids: list[int]
+    salt: str = ""
+    salted_from: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """Describes a request that comes `arrival_s` seconds after the start, with a prompt of `prompt_tokens` tokens, of
     which the first `prefix_tokens` are those of the shared prefix `prefix` (""; 0: none).
 
-    It generates exactly `output_tokens` in each of `n` sequences, or of `beam_width` beams (0: it samples). Raises
-    `ValueError` on what cannot be.
+    It generates exactly `output_tokens` in each of `n` sequences, or of `beam_width` beams (0: it samples). With a
+    `transcript` it says what that says, as far as that goes. Raises `ValueError` on what cannot be.
     """
 
     arrival_s: float
@@ -34,6 +47,7 @@ class Job:
     prefix_tokens: int = 0
     priority: int = 0
     tenant: str = ""
+    transcript: Transcript | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.arrival_s < float("inf"):
@@ -64,11 +78,13 @@ class Job:
 def prompt_token_ids(job: Job, index: int, vocab_size: int, seed: int) -> list[int]:
     """Returns the prompt of the job that is number `index` of its workload, as ids from 0 to `vocab_size` - 1.
 
-    Jobs whose prefix has the same name begin with the same tokens; all else is drawn for each index. Raises
-    `ValueError` if there are no tokens to draw from.
+    Without a transcript, jobs whose prefix has the same name begin with the same tokens; all else is drawn for each
+    index. Raises `ValueError` if there are no tokens to draw from.
     """
     if vocab_size < 1:
         raise ValueError(f"a vocabulary has at least 1 token, not {vocab_size}")
+    if job.transcript is not None:
+        return [token_id % vocab_size for token_id in job.transcript.prompt_token_ids]
     own = _drawn(f"{seed}/prompt/{index}", job.prompt_tokens - job.prefix_tokens, vocab_size)
     return [*_prefix(f"{seed}/prefix/{job.prefix}", job.prefix_tokens, vocab_size), *own] if job.prefix else own
 
@@ -85,8 +101,8 @@ def _drawn(name: str, num_tokens: int, vocab_size: int) -> list[int]:
 # -- CSV --------------------------------------------------------------------------------------------------------------
 
 
-_FIELDS: Final = {field.name: field for field in fields(Job)}
-_REQUIRED: Final = [name for name, field in _FIELDS.items() if field.default is MISSING]
+_FIELDS: Final = {each.name: each for each in fields(Job) if each.name != "transcript"}
+_REQUIRED: Final = [name for name, each in _FIELDS.items() if each.default is MISSING]
 _Cell = str | int | float
 
 
@@ -99,7 +115,7 @@ def write_csv(path: Path, jobs: Iterable[Job]) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, _FIELDS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(asdict(job) for job in jobs)
+        writer.writerows({name: getattr(job, name) for name in _FIELDS} for job in jobs)
 
 
 def read_csv(path: Path) -> list[Job]:

@@ -112,6 +112,8 @@ def test_what_is_unknown_is_refused_with_what_is_known(flag: str, known: dict[st
         ([*HARDWARE, *LOAD, "--model", "opt-66b"], "do not fit"),
         ([*HARDWARE, *LOAD, "--tp", "3"], "cannot share evenly"),
         ([*HARDWARE, *LOAD, "--cells", "2"], "--cells 2 need as many --replicas"),
+        ([*HARDWARE, *LOAD, "--acceptance", "1.2"], "from 0 to 1"),
+        ([*HARDWARE, *LOAD, "--proposals", "0.5"], "say with --acceptance"),
         ([*HARDWARE, *LOAD, "--plan", "ttft_p98<1s"], "ttft_p98"),
         ([*HARDWARE, *LOAD, "--plan", "ttft_p99<1s", "--replicas", "2"], "does not go with --replicas"),
         ([*HARDWARE, *LOAD, "--plan", "ttft_p99<1s", "--horizon", "2"], "does not go with --horizon"),
@@ -139,6 +141,28 @@ def test_a_file_that_is_no_event_log_is_refused(tmp_path: Path) -> None:
     file.write_bytes(b"nothing")
     assert str(file.name) in refused(*HARDWARE, "--event-log", file)
     assert "does not go with --rate, --seconds" in refused(*HARDWARE, *LOAD, "--event-log", file)
+
+
+def test_an_event_log_says_what_can_be_guessed(tmp_path: Path) -> None:
+    file = tmp_path / "events"
+    file.write_bytes(b"nothing")
+    assert "does not go with --acceptance" in refused(*HARDWARE, "--event-log", file, "--acceptance", "0.9")
+
+
+def test_guesses_are_reported_beside_the_same_load_without_them(tmp_path: Path) -> None:
+    flags = [*HARDWARE, *LOAD, "--acceptance", "0.8,0.9", "--proposals", "0.7", "--replicas", "2", "--cells", "2"]
+    files = [tmp_path / name for name in ("one", "shared")]
+    for file, processes in zip(files, ("1", "2"), strict=True):
+        result = simulate(*flags, "--processes", processes, "--json", file)
+        assert result.exit_code == 0, result.output
+        assert "without" in result.output
+    assert files[0].read_bytes() == files[1].read_bytes()
+    report = written(files[0])["report"]
+    found = report["speculation"]
+    assert found["drafted"] > found["accepted"] > 0
+    assert found["right_by_depth"][0] == pytest.approx(0.8, abs=0.05)
+    assert found["plain"]["steps"] > report["steps"]
+    assert found["plain"]["summary"]["latency"]["mean"] > report["summary"]["latency"]["mean"]
 
 
 def test_a_plan_finds_what_suffices_and_says_what_it_tried(tmp_path: Path) -> None:

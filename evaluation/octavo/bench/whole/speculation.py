@@ -25,10 +25,9 @@ import statistics
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import cycle, pairwise
 from pathlib import Path
@@ -45,6 +44,7 @@ from octavo.scheduler.core.events import StepAnswered
 from octavo.scheduler.server.event_log import Handled, Planned, Record, read_records
 from octavo.testbed.stack import Stack
 from octavo.v1 import generation_pb2 as pb
+from octavo.workload.guesses import Guesses
 
 SETTINGS: Final = ("off", "auto")
 _LOOP_TOKENS, _LONGEST_PERIOD = 64, 16
@@ -97,20 +97,6 @@ class Round:
     def seconds(self, wanted: Sequence[bool]) -> float:
         """Returns the time of the wanted requests together."""
         return sum(answer.seconds for answer, is_wanted in zip(self.answers, wanted, strict=True) if is_wanted)
-
-
-@dataclass
-class Guesses:
-    """Counts the steps of sequences that had guesses, the guesses `checked` at each depth, and those that were
-    right."""
-
-    steps: int = 0
-    checked: Counter[int] = field(default_factory=Counter)
-    right: Counter[int] = field(default_factory=Counter)
-
-    @property
-    def tokens_per_step(self) -> float:
-        return 1 + self.right.total() / self.steps if self.steps else 0.0
 
 
 @dataclass(frozen=True)
@@ -291,17 +277,9 @@ def count_guesses(records: Iterable[Record], spans: Sequence[tuple[float, float]
                 right = {each.sequence_id: len(each.token_ids) for each in result.further}
                 for guesses, (began_at, ended_at) in zip(counts, spans, strict=True):
                     if began_at <= now <= ended_at:
-                        _count(guesses, drafts, right)
+                        for sequence_id, length in drafts.items():
+                            guesses.add(length, right.get(sequence_id, 0))
     return counts
-
-
-def _count(guesses: Guesses, drafts: dict[int, int], right: dict[int, int]) -> None:
-    guesses.steps += len(drafts)
-    for sequence_id, length in drafts.items():
-        num_right = right.get(sequence_id, 0)
-        guesses.right.update(range(num_right))
-        # A guess behind a wrong one is not looked at.
-        guesses.checked.update(range(min(length, num_right + 1)))
 
 
 def make_row(work: str, batch: int, prompts: Sequence[Prompt], found: dict[str, list[Round]], guesses: Guesses) -> Row:
@@ -321,7 +299,7 @@ def make_row(work: str, batch: int, prompts: Sequence[Prompt], found: dict[str, 
         {setting: _p99_ms(found[setting]) for setting in SETTINGS},
         guesses.steps,
         guesses.tokens_per_step,
-        [guesses.right[depth] / count for depth, count in sorted(guesses.checked.items())],
+        guesses.right_by_depth,
     )
 
 
@@ -401,9 +379,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _sum(all_guesses: Iterable[Guesses]) -> Guesses:
     total = Guesses()
     for each in all_guesses:
-        total.steps += each.steps
-        total.checked.update(each.checked)
-        total.right.update(each.right)
+        total.merge(each)
     return total
 
 

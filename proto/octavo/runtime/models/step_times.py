@@ -18,8 +18,8 @@ class StepShape(Struct, frozen=True, gc=False):
     """Describes a step by the quantities on which its time depends.
 
     `num_tokens` are computed and `num_sampled` rows of logits are made. Decodes, which compute one token each, read the
-    KV of `context_tokens` tokens together; all others attend over `prefill_pairs` pairs (`octavo.wire.costs`). Blocks
-    move out of the device, into it, and within it (`copies`).
+    KV of `context_tokens` tokens together; all others, guesses beside a decode included, attend over `prefill_pairs`
+    pairs (`octavo.wire.costs`). Blocks move out of the device, into it, and within it (`copies`).
     """
 
     num_tokens: int = 0
