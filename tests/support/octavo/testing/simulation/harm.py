@@ -21,6 +21,7 @@ class Harm:
         self.least_memory = MAX_SEQUENCES
         self.poisoned_workers: set[int] = set()
         self._has_hung = False
+        self._num_excused = 0
         self.went_at = -inf
         self._clock = clock
         self._counts = counts
@@ -43,15 +44,19 @@ class Harm:
         key = self._counts["schedulers"], tuple(sequence.token_ids[: sequence.prompt_length])
         self._deaths[key] += 1
 
-    def poisoned_worker(self, incarnation: int, *, hung: bool) -> None:
+    def poisoned_worker(self, incarnation: int, *, hung: bool, was_leaving: bool) -> None:
         """The worker is lost because of what it computed."""
         self.poisoned_workers.add(incarnation)
+        # Of one that was asked to end nobody knows that it did not end for that.
+        self._num_excused += was_leaving
         self._has_hung = self._has_hung or hung
         # A client whose frontend has died asks anew, beside what is still held of its first request.
         num_asked = 1 + self._counts["fault: kill_frontend"] + self._counts["fault: upgrade_frontend"]
         # Of one that hung nobody may know so, if it was killed before its step was overdue.
         most = UNEXPLAINED_TO_CONVICT if self._has_hung else DEATHS_TO_CONVICT
-        assert max(self._deaths.values()) <= most * num_asked, "too many workers have died over one request"
+        assert max(self._deaths.values()) <= most * num_asked + self._num_excused, (
+            "too many workers have died over one request"
+        )
 
     def was_spoiled(self, prompt_token_ids: list[int], seed: int) -> bool:
         """Tells whether a request with this prompt and seed may be to blame: it was spoiled without the others of a

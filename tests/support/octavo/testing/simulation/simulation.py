@@ -21,7 +21,7 @@ from octavo.testing.simulation.trace import Trace
 from octavo.testing.simulation.watch import Watch
 
 # After the last fault everything must be done within this time, and a while later nothing may be held.
-_LIVENESS_S = 60.0
+_LIVENESS_S = 90.0
 _SETTLED_S = 15.0
 # Hundreds of times what a run takes.
 _MAX_EVENTS = 1_000_000

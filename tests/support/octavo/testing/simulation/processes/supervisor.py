@@ -114,7 +114,9 @@ class Supervisor:
         simulation.note(place, f"has ended: {ending.value}")
         simulation.watch.counts[f"workers {ending.value}"] += 1
         if ending in (device.Ending.DIED, device.Ending.HUNG):
-            simulation.watch.harm.poisoned_worker(worker.protocol.incarnation, hung=ending is device.Ending.HUNG)
+            simulation.watch.harm.poisoned_worker(
+                worker.protocol.incarnation, hung=ending is device.Ending.HUNG, was_leaving=worker.is_leaving
+            )
         match ending:
             case device.Ending.DIED:
                 self._keep_words(worker, Ending.CRASHED)

@@ -94,6 +94,11 @@ class WorkerProcess(Process):
         self._signals.come()
         self.wake()
 
+    @property
+    def is_leaving(self) -> bool:
+        """Tells whether it was asked to end."""
+        return self._signals.requested
+
     def _welcomed(self) -> None:
         self.has_served = True
 
