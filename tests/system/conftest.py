@@ -29,6 +29,19 @@ def byte_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The byte model with random weights, of a size that the native kernels take."""
+    from transformers import AutoConfig
+
+    from octavo.testbed.models import write_tiny_model
+
+    directory = tmp_path_factory.mktemp("models") / "tiny"
+    write_byte_model(directory)
+    write_tiny_model(directory, AutoConfig.from_pretrained(directory, head_dim=16))
+    return directory
+
+
 @pytest.fixture
 def new_stack(byte_model: Path) -> Iterator[StartStack]:
     """Makes stacks of fake workers (or of `model`) in directories short enough for unix sockets."""

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
-from octavo.testbed.models import transformers_greedy, write_tiny_model
+from octavo.testbed.models import transformers_greedy
 from octavo.testbed.stack import FinishedStream, Stack, collect, free_address, token_request
-from octavo.testbed.tiny_model import write_byte_model
 
 pytestmark = [pytest.mark.system, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -21,14 +20,6 @@ PROMPTS = [[(7 * i + j) % 250 for j in range(3 + 5 * i)] for i in range(4)]
 REQUESTS = [token_request(prompt, NUM_TOKENS) for prompt in PROMPTS]
 # Ranks of one thread each, small enough to start quickly.
 SETTINGS = {"OCTAVO_DEVICE": "cpu", "OCTAVO_DTYPE": "float32", "OCTAVO_THREADS": "1", "OCTAVO_NUM_BLOCKS": "256"}
-
-
-@pytest.fixture(scope="module")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("models") / "tiny"
-    write_byte_model(directory)
-    write_tiny_model(directory, AutoConfig.from_pretrained(directory, head_dim=16))
-    return directory
 
 
 @pytest.fixture(scope="module")
