@@ -7,7 +7,7 @@ from octavo.testing.simulation.faults import Fault
 from octavo.testing.simulation.scenario import Scenario
 from octavo.wire.base import MAX_SEQUENCES
 
-from . import request_mutants, worker_mutants
+from . import draft_mutants, request_mutants, worker_mutants
 from .request_mutants import Patch
 
 Mutant = Callable[[Patch], None]
@@ -38,6 +38,11 @@ def gently(fault: Fault) -> Need:
 def struck_by(fault: Fault) -> Need:
     """Where this goes wrong."""
     return lambda scenario: any(each is fault for _, each in scenario.faults)
+
+
+def guessing(scenario: Scenario) -> bool:
+    """Where there is a guess for nearly every token, right or wrong."""
+    return scenario.guesses_wildly and scenario.config.speculation not in ("auto", "off")
 
 
 MUTANTS: list[tuple[Mutant, Need]] = [
@@ -75,4 +80,13 @@ MUTANTS: list[tuple[Mutant, Need]] = [
     (worker_mutants.steps_stay_large, short_of_memory),
     (worker_mutants.want_of_memory_is_a_failure, short_of_memory),
     (worker_mutants.a_broken_device_is_its_requests_fault, struck_by(faults.break_device)),
+    (draft_mutants.wrong_guesses_keep_their_blocks, guessing),
+    (draft_mutants.workers_keep_the_blocks_of_wrong_guesses, guessing),
+    (draft_mutants.workers_compute_right_guesses_again, guessing),
+    (draft_mutants.guesses_are_taken_unchecked, guessing),
+    (draft_mutants.guesses_go_on_past_the_end, guessing),
+    (draft_mutants.right_guesses_do_not_count_as_computed, guessing),
+    (draft_mutants.guesses_take_what_decodes_need, guessing),
+    (draft_mutants.guesses_take_any_row, guessing),
+    (draft_mutants.anything_is_guessed_that_a_client_says, guessing),
 ]

@@ -12,16 +12,17 @@ from octavo.testing.depth import deep, deep_unless
 from octavo.testing.simulation.run import simulate
 from octavo.testing.simulation.scenario import draw
 
-from . import request_mutants, worker_mutants
+from . import draft_mutants, request_mutants, worker_mutants
 from .protocol_mutants import MUTANTS, Mutant, Need
 
 MAX_RUNS = 60
-# Of the requests, of the blocks, of the workers, and of memory: runs soon show these.
+# Of the requests, of the blocks, of the workers, of memory, and of drafts: runs soon show these.
 SHALLOW = (
     request_mutants.neither_aborts_nor_renewals_end_a_request,
     request_mutants.an_abort_leaks_blocks,
     worker_mutants.a_drain_is_told_as_a_loss,
     worker_mutants.steps_stay_large,
+    draft_mutants.workers_keep_the_blocks_of_wrong_guesses,
 )
 NUM_PAIRS = 12
 PAIRS = list(combinations(MUTANTS, 2))

@@ -222,6 +222,7 @@ def test_whoever_is_lost_in_mid_speculation(case: Case, new_stack: Callable[...,
     assert [each.id for each in stack.load().workers] == [f"worker-{1 + (drained == 'worker-1')}"]
 
 
+@pytest.mark.parametrize("case", ["tiny, bf16", *deep("tiny, fp32")], indirect=True)
 def test_a_pool_that_is_too_small_in_mid_speculation(case: Case, new_stack: Callable[..., Stack]) -> None:
     """Groups are swapped out and in between steps with drafts."""
     longest = max(len(prompt) for prompt in PROMPTS) + NUM_TOKENS
