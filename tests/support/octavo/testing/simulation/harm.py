@@ -50,8 +50,8 @@ class Harm:
         # Of one that was asked to end nobody knows that it did not end for that.
         self._num_excused += was_leaving
         self._has_hung = self._has_hung or hung
-        # A client whose frontend has died asks anew, beside what is still held of its first request; and with a frontend
-        # that is taken for dead goes what is known of its requests.
+        # A client whose frontend has died asks anew, beside what is still held of its first request. What is known of a
+        # request is forgotten with a frontend that is taken for dead.
         died = self._counts["fault: kill_frontend"] + self._counts["fault: upgrade_frontend"]
         num_asked = 1 + died + self._counts["frontends lost"]
         # Of one that hung nobody may know so, if it was killed before its step was overdue.
