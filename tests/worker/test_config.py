@@ -61,7 +61,6 @@ def configure(**changes: Any) -> WorkerConfig:
         ({"device": "fake", "kv_cache_dtype": "int8"}, "int8 is for --device cpu; on fake, .* takes auto"),
         ({"swap_memory": -1}, "swap_memory is -1; it must be at least 0"),
         ({"num_cpu_blocks": -1}, "at least 0"),
-        ({"num_blocks": 8, "num_cpu_blocks": 9}, "num_cpu_blocks is 9; it must be at most num_blocks, 8"),
         ({"threads": -1}, "at least 1"),
         ({"max_model_len": 0}, "at least 1"),
         ({"device": "fake", "kv_cache_memory": 1 << 20}, "give the number of blocks"),

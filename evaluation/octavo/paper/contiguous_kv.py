@@ -224,7 +224,7 @@ class ContiguousKV:
     def num_uncomputed(self, group: SequenceGroup) -> int:
         return sum(sequence.num_known for sequence in group.leaders())
 
-    def allocate(self, group: SequenceGroup) -> list[BlockMove]:
+    def allocate(self, group: SequenceGroup, step_id: int) -> list[BlockMove]:
         asked = self._asked(group)
         chunks = [self.buddy.allocate(asked) for _ in range(group.parallel)]
         allotment = Allotment(self.buddy.size_of(chunks[0]), asked, group.longest, chunks, list(chunks))
@@ -285,6 +285,9 @@ class ContiguousKV:
     def cached_behind(self, salt: str | None) -> list[int]:
         return []
 
+    def cpu_cached_behind(self, salt: str | None) -> list[int]:
+        return []
+
     def forget_cached(self, salt: str | None) -> None:
         """Does nothing: nothing is cached."""
 
@@ -327,7 +330,10 @@ class ContiguousKV:
     def lost_by(self, group: SequenceGroup, num_taken: int) -> list[TokenRun]:
         raise _never("swaps")
 
-    def swap_out(self, group: SequenceGroup) -> list[BlockMove]:
+    def num_kept(self, group: SequenceGroup, num_taken: int) -> int:
+        raise _never("swaps")
+
+    def swap_out(self, group: SequenceGroup, step_id: int) -> list[BlockMove]:
         raise _never("swaps")
 
     def num_to_return(self, group: SequenceGroup) -> int:
@@ -335,6 +341,9 @@ class ContiguousKV:
 
     def swap_in(self, group: SequenceGroup) -> list[BlockMove]:
         raise _never("swaps")
+
+    def tier_moves(self, step_id: int) -> tuple[list[BlockMove], list[BlockMove]]:
+        return [], []
 
     def reserve(self, name: str, num_tokens: int) -> None:
         """Raises `ValueError`."""

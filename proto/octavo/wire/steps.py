@@ -149,8 +149,8 @@ class BlockMove(Value, frozen=True):
 
 class BlockMoves(Value, frozen=True):
     """Lists what a step moves before it computes, in this order: device to CPU, CPU to device, then copies on the
-    device. Swap-outs and swap-ins never come in one plan. A target may be a block that an earlier move of the plan has
-    left."""
+    device. A target may be a block that an earlier move of the plan has left; but no swap-in reads what a swap-out of
+    the plan has filled."""
 
     swap_out: Annotated[list[BlockMove], Meta(max_length=MAX_BLOCKS_PER_SEQUENCE)] = field(default_factory=list)
     swap_in: Annotated[list[BlockMove], Meta(max_length=MAX_BLOCKS_PER_SEQUENCE)] = field(default_factory=list)

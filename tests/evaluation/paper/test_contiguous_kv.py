@@ -33,7 +33,7 @@ def start(kv: ContiguousKV, prompt: int, output: int, count: int = 1) -> Sequenc
     """The first sequence of a group that has got its chunks; the others follow it."""
     group = group_of(prompt, output, count)
     assert can_start(kv, group)
-    assert kv.allocate(group) == []
+    assert kv.allocate(group, 1) == []
     return group.sequences[0]
 
 

@@ -26,7 +26,7 @@ def sequence(name: str, num_tokens: int) -> Sequence:
 def decoding(kv: KVCacheManager, num_tokens: int, num_forks: int = 0) -> list[Sequence]:
     """A sequence with `num_tokens` tokens computed and the next one known, and forks of it that have another."""
     first = sequence("decoding", num_tokens)
-    kv.allocate(group_of(first))
+    kv.allocate(group_of(first), 1)
     first.placement.num_computed = num_tokens
     forks = [first.fork(index + 1) for index in range(num_forks)]
     for index, each in enumerate((first, *forks)):
@@ -47,7 +47,7 @@ class TestCanAllocate:
     @pytest.mark.parametrize(("num_blocks", "fits"), [(5, True), (6, False)])
     def test_leaves_the_watermark_free_beside_others(self, num_blocks: int, fits: bool) -> None:
         kv = KVCacheManager(8, BLOCK, watermark=0.25)
-        kv.allocate(group_of(sequence("other", BLOCK)))
+        kv.allocate(group_of(sequence("other", BLOCK)), 1)
         assert can_start(kv, num_blocks * BLOCK) is fits
 
     @pytest.mark.parametrize(("num_blocks", "fits"), [(8, True), (9, False)])
@@ -64,7 +64,7 @@ class TestCanAllocate:
         """3 full blocks are known. Held by another, they leave all others free; held by nobody, they are 3 fewer."""
         kv = KVCacheManager(8, BLOCK)
         first = sequence("same", 3 * BLOCK + 1)
-        kv.allocate(group_of(first))
+        kv.allocate(group_of(first), 1)
         first.placement.num_computed = 3 * BLOCK + 1
         kv.index(first, step_id=1)
         kv.step_answered(1, valid=True)

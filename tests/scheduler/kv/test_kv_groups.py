@@ -226,9 +226,12 @@ class TestHits:
                 for group, depth in itertools.product(range(len(windows)), range(limit))
                 if rng.random() < chance
             }
+            # Some of it in CPU blocks.
+            cpu_cache, in_cpu = PrefixCache(len(windows)), {place for place in held if rng.random() < 0.3}
             for (group, depth), block_id in held.items():
-                cache.insert(CachedBlock(hashes[depth], group, depth), block_id, (1, 7))
-            (begin,) = PrefixLookup(cache, block_size, windows).begins([wanted])
+                tier = cpu_cache if (group, depth) in in_cpu else cache
+                tier.insert(CachedBlock(hashes[depth], group, depth), block_id, (1, 7))
+            (begin,) = PrefixLookup(cache, cpu_cache, block_size, windows).begins([wanted])
             needed = {
                 count: [
                     (group, depth)
@@ -241,7 +244,9 @@ class TestHits:
             lengths.add(begin.num_blocks)
             for group, blocks in enumerate(begin.found):
                 first = first_visible(windows[group], begin.num_blocks * block_size, block_size)
-                assert blocks == [
+                loads = {depth: block_id for (kv_group, depth), block_id in begin.loads.items() if kv_group == group}
+                assert loads.keys() == {d for d in range(first, begin.num_blocks) if (group, d) in in_cpu}
+                assert [loads.get(depth, block_id) for depth, block_id in enumerate(blocks)] == [
                     held[group, depth] if depth >= first else NULL_BLOCK for depth in range(begin.num_blocks)
                 ]
         # With a window of one token nothing of the past is needed.
@@ -251,7 +256,7 @@ class TestHits:
         """Windowed blocks go one by one as they are passed, so they are the first to be taken for something else."""
         kv = KVCacheManager(8, block_size=2, windows=(0, 4))
         first = sequence_of(list(range(8)))
-        kv.allocate(group_of(first))
+        kv.allocate(group_of(first), 1)
         for step_id in range(1, 5):
             first.placement.num_computed += 2
             kv.index(first, step_id)
@@ -259,7 +264,7 @@ class TestHits:
             kv.step_answered(step_id, valid=True)
         kv.free(first)
         assert num_found(kv, [*range(8), 99]) == 8
-        kv.allocate(group_of(sequence_of([77])))
+        kv.allocate(group_of(sequence_of([77])), 1)
         # The two that were taken are those that the window had passed: the end is still found, the middle is not.
         assert num_found(kv, [*range(8), 99]) == 8
         assert num_found(kv, [*range(4), 99]) == 0
@@ -271,7 +276,7 @@ class TestHits:
         hashes = block_hashes(first, 4)
         for depth in (5, 6):
             cache.insert(CachedBlock(hashes[depth], 0, depth), depth, (1, 7))
-        begins = PrefixLookup(cache, 4, (6,)).begins([first, second])
+        begins = PrefixLookup(cache, PrefixCache(1), 4, (6,)).begins([first, second])
         assert [(begin.num_blocks, begin.leader) for begin in begins] == [(7, None), (0, None)]
 
     def test_bring_null_blocks_to_the_worker(self, make_cluster: MakeCluster) -> None:
@@ -294,14 +299,14 @@ class TestHits:
 def test_swapped_tables_keep_their_null_blocks_and_what_they_share() -> None:
     kv = KVCacheManager(16, block_size=4, windows=(5, 0), num_cpu_blocks=16)
     parent = sequence_of(list(range(14)))
-    kv.allocate(group_of(parent))
+    kv.allocate(group_of(parent), 1)
     parent.placement.num_computed = 14
     kv.slide(parent, step_id=1)
     kv.step_answered(1, valid=True)
     child = parent.fork(index=1)
     kv.fork(parent, child)
     group = group_of(parent, child)
-    out = kv.swap_out(group)
+    out = kv.swap_out(group, 1)
     # Position 14 sees from position 10 on: two blocks of the window and all four of the other group, once.
     assert len(out) == len({move.source for move in out}) == 2 + 4
     assert (kv.num_free, kv.num_cpu_free) == (16, 10)

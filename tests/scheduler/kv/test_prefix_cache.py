@@ -499,7 +499,7 @@ class TestEviction:
     def filled(kv: KVCacheManager, prompt: list[int], step_id: int) -> Sequence:
         """A sequence whose full blocks are indexed."""
         one = sequence_of(prompt)
-        kv.allocate(group_of(one))
+        kv.allocate(group_of(one), 1)
         one.placement.num_computed = len(prompt)
         kv.index(one, step_id)
         return one
@@ -509,7 +509,7 @@ class TestEviction:
         """The blocks that are taken one after the other."""
         while kv.num_free:
             one = sequence_of([0])
-            kv.allocate(group_of(one))
+            kv.allocate(group_of(one), 1)
             yield kv.block_table(one)[0][0]
 
     def test_of_blocks_given_up_together_the_longest_prefix_goes_first_then_the_lowest_block(self) -> None:
@@ -537,7 +537,7 @@ class TestEviction:
             kv.free(self.filled(kv, prompt, step_id=1))
         kv.step_answered(1, valid=True)
         hit = sequence_of([1, 2, 9])
-        kv.allocate(group_of(hit))
+        kv.allocate(group_of(hit), 1)
         assert kv.block_table(hit) == [[0, 2]]
         kv.free(hit)
         assert list(self.taken(kv)) == [2, 1, 0]
@@ -546,7 +546,7 @@ class TestEviction:
         kv = KVCacheManager(2, block_size=2)
         kv.free(self.filled(kv, [1, 2, 3, 4], step_id=1))
         assert num_found(kv, [1, 2, 3, 4, 5]) == 4
-        kv.allocate(group_of(sequence_of([7])))
+        kv.allocate(group_of(sequence_of([7])), 1)
         assert num_found(kv, [1, 2, 3, 4, 5]) == 2
         assert kv.num_cached == 1
 

@@ -24,7 +24,7 @@ def arrange(kv: KVCacheManager, block_ids: Iterable[int]) -> None:
     fillers = {}
     for _ in range(kv.num_blocks):
         filler = sequence_of([0])
-        kv.allocate(group_of(filler))
+        kv.allocate(group_of(filler), 1)
         ((block_id,),) = kv.block_table(filler)
         fillers[block_id] = filler
     wanted = list(block_ids)
@@ -119,7 +119,7 @@ class Beams:
 
     def start(self, prompt: list[int]) -> Sequence:
         beam = sequence_of(prompt)
-        self.kv.allocate(group_of(beam))
+        self.kv.allocate(group_of(beam), 1)
         self._computed(beam, len(prompt))
         return beam
 

@@ -23,6 +23,8 @@ from octavo.scheduler.kv.memory import Growth
 from octavo.wire import history
 from octavo.wire.base import NULL_BLOCK
 from octavo.wire.requests import CacheKey
+from octavo.wire.steps import BlockMoves
+from octavo.worker.step.plan_checks import check_moves
 
 from ..shadow_memory import ShadowMemory, Share, Step
 from ..views import group_of
@@ -60,6 +62,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         caching=st.sampled_from([True, True, False]),
         watermark=st.sampled_from([0.0, 0.2]),
         num_cpu_blocks=st.integers(2, 10),
+        cpu_tier=st.sampled_from([True, True, False]),
     )
     def begin(
         self,
@@ -69,6 +72,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         caching: bool,
         watermark: float,
         num_cpu_blocks: int,
+        cpu_tier: bool,
     ) -> None:
         self.size = block_size
         self.kv = KVCacheManager(
@@ -78,6 +82,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
             prefix_caching=caching,
             windows=windows,
             num_cpu_blocks=num_cpu_blocks * len(windows),
+            cpu_tier=cpu_tier,
         )
         self.memory = ShadowMemory(block_size, windows)
         self.running: list[SequenceGroup] = []
@@ -126,6 +131,14 @@ class BlockManagerMachine(RuleBasedStateMachine):
         return Step(self.num_steps)
 
     def _send(self, step: Step) -> None:
+        stored, loaded = self.kv.tier_moves(step.step_id)
+        step.swap_out += stored
+        step.swap_in += loaded
+        check_moves(
+            BlockMoves(step.swap_out, step.swap_in, step.copies),
+            num_blocks=self.kv.num_blocks,
+            num_cpu_blocks=self.kv.num_cpu_blocks,
+        )
         self.memory.execute(step)
         self.outstanding.append(step)
 
@@ -221,7 +234,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         if start_obstacle(self.kv, group) is not None:
             return None
         needed, free = self.kv.num_needed(group), self.kv.num_free
-        step.copies += self.kv.allocate(group)
+        step.copies += self.kv.allocate(group, step.step_id)
         assert free - self.kv.num_free == needed
         for sequence in sequences:
             sequence.status = SequenceStatus.RUNNING
@@ -249,7 +262,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         if not able:
             return
         group = data.draw(st.sampled_from(able))
-        step.swap_out += self.kv.swap_out(group)
+        step.swap_out += self.kv.swap_out(group, step.step_id)
         self.last_step_ids[group] = step.step_id
         self.running.remove(group)
         self.swapped.append(group)
@@ -418,7 +431,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         """What is cached is forgotten; pinned prefixes, in which no salt counts, go with all else."""
         held = {sequence: self._tables(sequence) for group in self.running for sequence in group.sequences}
         self.kv.forget_cached(salt)
-        assert not self.kv.cached_behind(salt)
+        assert not self.kv.cached_behind(salt) and not self.kv.cpu_cached_behind(salt)
         assert held == {sequence: self._tables(sequence) for sequence in held}
         groups = [*self.running, *self.swapped]
         self.old |= {group for group in groups if salt in (None, group.sequences[0].cache_key.salt)}

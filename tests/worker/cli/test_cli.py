@@ -43,9 +43,8 @@ def start_worker(*arguments: str) -> Result:
         (["--model", "/nowhere/model.gguf"], 2, "cannot read /nowhere/model.gguf: No such file"),
         (["--worker-endpoint", "tcp://192.0.2.1:7000"], 1, "leaves this machine in the clear"),
         (["--health-address", "unix:/proc/nowhere/health.sock"], 1, "cannot make a socket"),
-        (["--num-cpu-blocks", "2000"], 1, "2000 CPU blocks are more than the 1024 on the device"),
     ],
-    ids=["model", "GGUF", "endpoint", "health", "CPU blocks"],
+    ids=["model", "GGUF", "endpoint", "health"],
 )
 def test_a_worker_that_cannot_start_says_why_in_one_line(
     directory: Path, arguments: list[str], status: int, why: str
@@ -96,7 +95,6 @@ def test_a_machine_without_a_gpu_or_its_driver_is_told_in_one_line(directory: Pa
         (["--swap-memory", "2 pounds"], "no amount of memory"),
         (["--swap-memory", "1GiB"], "give the number of blocks"),
         (["--num-cpu-blocks", "-1"], "'--num-cpu-blocks'"),
-        (["--num-blocks", "8", "--num-cpu-blocks", "9"], "at most num_blocks, 8"),
         (["--fake-windows", "0,many"], "no list of windows"),
         (["--fake-fault", "explode=5"], "no fault"),
         (["--device", "abacus"], "'--device'"),

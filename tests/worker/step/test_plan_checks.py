@@ -25,7 +25,7 @@ def test_sound_moves_pass(sound: BlockMoves) -> None:
 @pytest.mark.parametrize(
     ("bad", "why"),
     [
-        (moves(swap_out=[(1, 1)], swap_in=[(2, 2)]), "swaps out and in"),
+        (moves(swap_out=[(1, 1), (2, 2)], swap_in=[(0, 5), (2, 1)]), r"fills CPU blocks \[2\] before it reads them"),
         (moves(swap_out=[(12, 0)]), "swap_out moves block 12 to 0; there are 12 to move from and 3"),
         (moves(swap_out=[(0, 3)]), "swap_out moves block 0 to 3"),
         (moves(swap_in=[(3, 0)]), "swap_in moves block 3 to 0; there are 3 to move from and 12"),

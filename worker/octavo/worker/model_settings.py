@@ -120,8 +120,8 @@ class ModelSettings:
         int | None,
         Option(
             "--swap-memory",
-            "CPU memory for swapped-out KV blocks, like --kv-cache-memory; 0: none. [default: a quarter as many"
-            " blocks]",
+            "CPU memory for KV blocks of swapped requests, and else for what the prefix cache has no room for on the"
+            " device; like --kv-cache-memory; 0: none. [default: a quarter as many blocks]",
             MEMORY,
         ),
     ] = None
@@ -129,7 +129,7 @@ class ModelSettings:
         int | None,
         Option(
             "--num-cpu-blocks",
-            "Exact number of blocks in CPU memory, at most as many as KV blocks; wins over --swap-memory.",
+            "Exact number of blocks in CPU memory; wins over --swap-memory.",
             Whole(0, _MOST_BLOCKS),
         ),
     ] = None
@@ -238,10 +238,6 @@ class ModelSettings:
             raise ConfigError(
                 f"{self.threads} threads are asked for and this process may use {cores} cores, where more threads only"
                 f" wait for each other; give --threads {cores} at most"
-            )
-        if self.num_blocks is not None and (self.num_cpu_blocks or 0) > self.num_blocks:
-            raise ConfigError(
-                f"num_cpu_blocks is {self.num_cpu_blocks}; it must be at most num_blocks, {self.num_blocks}"
             )
         self._check_kv_cache_dtype()
         if self.quantization != "none" and self.device != "cpu":

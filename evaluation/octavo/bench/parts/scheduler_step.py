@@ -90,14 +90,17 @@ def _life(kv: KVCacheManager, index: int) -> list[tuple[str, float]]:
     first_group, twin_group = _group(index), _group(index)
     (first,), (twin,) = first_group.sequences, twin_group.sequences
     block_hashes(twin, _BLOCK_SIZE)
-    costs = [("hash", timed(block_hashes, first, _BLOCK_SIZE)[1]), ("allocate", timed(kv.allocate, first_group)[1])]
+    costs = [
+        ("hash", timed(block_hashes, first, _BLOCK_SIZE)[1]),
+        ("allocate", timed(kv.allocate, first_group, index)[1]),
+    ]
     first.placement.num_computed = first.num_known
     costs.append(("index", timed(kv.index, first, index)[1]))
     kv.step_answered(index, valid=True)
     costs.append(("free", timed(kv.free, first)[1]))
     uncomputed, look_up = timed(kv.num_uncomputed, twin_group)
     assert uncomputed == 1, f"{uncomputed} tokens are not found"
-    costs += [("look_up", look_up), ("share", timed(kv.allocate, twin_group)[1])]
+    costs += [("look_up", look_up), ("share", timed(kv.allocate, twin_group, index)[1])]
     kv.free(twin)
     return costs
 

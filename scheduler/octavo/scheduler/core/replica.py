@@ -278,7 +278,7 @@ class Replica:
         group.swaps += 1
         self.remove(group)
         bisect.insort(self.swapped, group, key=_order)
-        moves = self.kv.swap_out(group)
+        moves = self.kv.swap_out(group, self.next_plan.step_id)
         self.next_plan.forget += [sequence.placement.sequence_id for sequence in group.holders]
         for sequence in group.live:
             sequence.leave(SequenceStatus.SWAPPED)

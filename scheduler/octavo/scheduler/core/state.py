@@ -77,9 +77,11 @@ class SchedulerState:
         """Counts what a reset of the blocks behind `salt`, None for all, would concern now."""
         memories = [replica.kv for replica in self.replicas]
         cached = [kv.cached_behind(salt) for kv in memories]
+        num_in_cpu_memory = sum(len(kv.cpu_cached_behind(salt)) for kv in memories)
         free = [kv.cached_free_block_ids for kv in memories]
         num_in_use = sum(len(set(blocks) - each) for blocks, each in zip(cached, free, strict=True))
-        return CacheCounts(sum(map(len, cached)), num_in_use, len(self.prefixes.all) if salt is None else 0)
+        num_prefixes = len(self.prefixes.all) if salt is None else 0
+        return CacheCounts(sum(map(len, cached)) + num_in_cpu_memory, num_in_use, num_prefixes)
 
     def reset_cache(self, salt: str | None) -> None:
         """Lets no request find what is cached now behind `salt`, None for all, nor what running requests make of it;

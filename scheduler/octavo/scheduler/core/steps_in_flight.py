@@ -23,8 +23,8 @@ class OutstandingStep:
     # Groups that compute in the step, once for each of their sequences that does; and groups whose blocks it swaps out.
     groups: list[SequenceGroup]
     swapped_out: list[RequestGroup]
-    # Sequences whose tables the plan changes, whether they compute in the step or not.
-    remapped: list[Sequence]
+    # Sequences whose tables the plan changes, or begins, whether they compute in the step or not.
+    changed: list[Sequence]
     # Sequences that sample, and beams that want candidates, each in the plan's order, with their groups.
     samplers: list[tuple[SequenceGroup, Sequence]]
     beams: list[tuple[SequenceGroup, Sequence]]

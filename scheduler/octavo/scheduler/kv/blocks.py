@@ -1,12 +1,12 @@
 """Blocks and block tables: a pool counts references to blocks, a table maps a sequence's logical blocks to physical
-ones, and a device's blocks are those of its pool with what is known of them: cached, parked, distrusted."""
+ones, and cached blocks are those of a pool with what is known of them: cached, parked, distrusted."""
 
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, KeysView
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from octavo.scheduler.kv.prefix_cache import PrefixCache
+from octavo.scheduler.kv.prefix_cache import CachedBlock, PrefixCache
 from octavo.wire.base import NULL_BLOCK
 
 
@@ -75,6 +75,11 @@ class BlockPool:
         if first:
             self._free.move_to_end(block_id, last=False)
 
+    def used(self, block_id: int) -> None:
+        """Lets a block, if it is free, be taken after all that are free now."""
+        if block_id in self._free:
+            self._free.move_to_end(block_id)
+
     def check(self, holders: Iterable[Iterable[int]]) -> None:
         """Asserts that `holders` (tables, parking lots, pins) account for each reference and the free list for the
         rest."""
@@ -86,13 +91,18 @@ class BlockPool:
         assert sorted(self._free) == [i for i, count in enumerate(expected) if count == 0], "free list is wrong"
 
 
-class DeviceBlocks:
-    """Joins a pool with the prefix cache over all its blocks."""
+class CachedBlocks:
+    """Joins a pool with the prefix cache over all its blocks. With `keeps_evicted` it lists the blocks that are taken
+    with cached content that is there for certain, as `evicted`."""
 
-    def __init__(self, num_blocks: int, num_kv_groups: int, *, prefix_caching: bool) -> None:
+    def __init__(
+        self, num_blocks: int, num_kv_groups: int, *, prefix_caching: bool, keeps_evicted: bool = False
+    ) -> None:
         self.pool = BlockPool(num_blocks)
         self.cache = PrefixCache(num_kv_groups)
         self.prefix_caching = prefix_caching
+        self.evicted: list[tuple[int, CachedBlock]] = []
+        self.keeps_evicted = keeps_evicted
         # Parked blocks by the step whose answer frees them.
         self.parked: dict[int, list[int]] = defaultdict(list)
         # Blocks that a non-finite sequence held or filled, and that others still hold.
@@ -102,6 +112,8 @@ class DeviceBlocks:
         """Takes `count` free blocks for new content. Raises `ValueError` if fewer are free."""
         block_ids = self.pool.allocate(count)
         for block_id in block_ids:
+            if self.keeps_evicted and (content := self.cache.confirmed_content(block_id)) is not None:
+                self.evicted.append((block_id, content))
             self.cache.remove(block_id)
         return block_ids
 
@@ -157,12 +169,16 @@ class DeviceBlocks:
         are cached."""
         return self.pool.free_block_ids & self.cache.block_ids
 
-    def distrust(self, block_ids: Iterable[int]) -> None:
-        """Makes sure that none of these blocks is found again in the prefix cache."""
+    def distrust(self, block_ids: Iterable[int]) -> list[CachedBlock]:
+        """Makes sure that none of these blocks is found again in the prefix cache; returns what they held for it."""
+        contents = []
         for block_id in block_ids:
+            if (content := self.cache.content(block_id)) is not None:
+                contents.append(content)
             self.cache.remove(block_id)
             if self.pool.ref_count(block_id):
                 self._distrusted.add(block_id)
+        return contents
 
     def any_distrusted(self, block_ids: Iterable[int]) -> bool:
         """Tells whether one of these blocks has been held since before it was distrusted."""

@@ -8,8 +8,9 @@ from collections.abc import Set as AbstractSet
 
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.sequence import CacheUse, Sequence, SequenceGroup
-from octavo.scheduler.kv.blocks import BlockTable, DeviceBlocks, present
+from octavo.scheduler.kv.blocks import BlockTable, CachedBlocks, present
 from octavo.scheduler.kv.census import BlockCensus
+from octavo.scheduler.kv.cpu_tier import CPUTier
 from octavo.scheduler.kv.memory import Growth, TokenRun
 from octavo.scheduler.kv.prefix_cache import (
     Begin,
@@ -31,7 +32,8 @@ class KVCacheManager:
     holds the block tables of the sequences with KV on one replica, and the prefix cache over all its blocks.
 
     `windows`: one per KV group, in tokens, 0 for none. `watermark`: the share of all blocks that must be left free when
-    a group starts beside others. The `census` counts what the prefix cache holds.
+    a group starts beside others. The `census` counts what the prefix cache holds on the device. With `cpu_tier` what
+    device blocks held that are taken goes on in CPU blocks that no swapped group needs.
 
     A block enters the prefix cache as soon as a plan fills it, before the step is answered: a replica runs its plans in
     order, and writes a step's KV before it reads any, so a sequence that shares the block finds it filled. If the step
@@ -47,6 +49,7 @@ class KVCacheManager:
         prefix_caching: bool = True,
         windows: Ordered[int] = (0,),
         num_cpu_blocks: int = 0,
+        cpu_tier: bool = False,
         census: BlockCensus | None = None,
     ) -> None:
         self.block_size = block_size
@@ -56,17 +59,24 @@ class KVCacheManager:
         self._windows = tuple(windows)
         self._windowed = [group for group, window in enumerate(windows) if window]
         self._prefix_caching = prefix_caching
-        self.blocks = DeviceBlocks(num_blocks, len(self._windows), prefix_caching=prefix_caching)
+        self.blocks = CachedBlocks(
+            num_blocks,
+            len(self._windows),
+            prefix_caching=prefix_caching,
+            keeps_evicted=cpu_tier and prefix_caching and num_cpu_blocks > 0,
+        )
+        self.cpu_blocks = CachedBlocks(num_cpu_blocks, len(self._windows), prefix_caching=True)
+        self.cpu_tier = CPUTier(self.blocks, self.cpu_blocks) if self.blocks.keeps_evicted else None
         self._pool, self._cache = self.blocks.pool, self.blocks.cache
         if census is not None:
             self._cache.watch = census.join(self._cache, block_size, self._windows)
         self._take, self._release = self.blocks.take, self.blocks.release
         self._tables: dict[Sequence, BlockTable] = {}
-        self._lookup = PrefixLookup(self._cache, block_size, self._windows)
+        self._lookup = PrefixLookup(self._cache, self.cpu_blocks.cache, block_size, self._windows)
         self.pinned: dict[str, list[int]] = {}
         # Blocks set aside for each prefix, those still to be computed too.
         self._reserved: dict[str, int] = {}
-        self.swap_space = SwapSpace(num_cpu_blocks, block_size, self.blocks, self._tables)
+        self.swap_space = SwapSpace(block_size, self.blocks, self._tables, self.cpu_blocks, self.cpu_tier)
 
     # -- counts -----------------------------------------------------------------------------------------------------
 
@@ -134,14 +144,15 @@ class KVCacheManager:
             for sequence, begin in zip(leaders, begins, strict=True)
         )
         found = {block_id for begin in begins for block_id in present(begin.found)}
-        return taken + sum(self._pool.ref_count(block_id) == 0 for block_id in found)
+        loaded = {cpu_block for begin in begins for cpu_block in begin.loads.values()}
+        return taken + sum(self._pool.ref_count(block_id) == 0 for block_id in found) + len(loaded)
 
     def num_uncomputed(self, group: SequenceGroup) -> int:
         leaders = group.leaders()
         num_found = sum(begin.num_blocks for begin in self._lookup.begins(leaders)) * self.block_size
         return sum(leader.num_known for leader in leaders) - num_found
 
-    def allocate(self, group: SequenceGroup) -> list[BlockMove]:
+    def allocate(self, group: SequenceGroup, step_id: int) -> list[BlockMove]:
         """Gives each leader the blocks of all its known tokens (see `KVMemory`): equal beginnings inside a group share
         blocks, cached or not. Taking all blocks at the start rather than chunk by chunk keeps half-prefilled prompts
         from starving each other."""
@@ -150,14 +161,23 @@ class KVCacheManager:
         # Found blocks are shared before any is taken: those that are free and cached could be taken otherwise.
         for begin in begins:
             self._pool.share(present(begin.found))
+            if self.cpu_tier is not None:
+                self.cpu_tier.hold([*begin.loads.values()])
         return [
             move
             for sequence, begin in zip(sequences, begins, strict=True)
-            for move in self._begin_table(sequence, begin)
+            for move in self._begin_table(sequence, begin, step_id)
         ]
 
-    def _begin_table(self, sequence: Sequence, begin: Begin) -> list[BlockMove]:
+    def _begin_table(self, sequence: Sequence, begin: Begin, step_id: int) -> list[BlockMove]:
         groups, placement = begin.found, sequence.placement
+        fillers = [self._cache.filler(block_id) for block_id in present(begin.found)]
+        if begin.loads and self.cpu_tier is not None:
+            fillers += [self.cpu_blocks.cache.filler(cpu_block) for cpu_block in begin.loads.values()]
+            for (kv_group, index), cpu_block in begin.loads.items():
+                groups[kv_group][index] = self.cpu_tier.load(cpu_block, step_id)
+            if self._cache.watch is not None:
+                self._cache.watch.filled(sequence, min(index for _, index in begin.loads))
         if begin.leader is not None:
             groups = self._shared_with(begin.leader, begin.num_blocks)
             placement.waits_for = (begin.leader, begin.num_blocks * self.block_size)
@@ -165,7 +185,6 @@ class KVCacheManager:
         table = BlockTable([[*blocks, *self._take(missing)] for blocks in groups], num_indexed=begin.num_blocks)
         self._tables[sequence] = table
         placement.num_computed = begin.num_blocks * self.block_size
-        fillers = (self._cache.filler(block_id) for block_id in present(begin.found))
         placement.builds_on = frozenset(filler for filler in fillers if filler is not None)
         if begin.tail is None:
             return []
@@ -325,7 +344,9 @@ class KVCacheManager:
         """Takes out of the prefix cache what outstanding steps fill with the sequence and, if it is still held, its
         whole table; pinned blocks excepted."""
         held = self._tables[sequence].block_ids if sequence is not None else []
-        self.blocks.distrust({*self._cache.filled_by(sequence_id), *held} - self._pinned_block_ids)
+        contents = self.blocks.distrust({*self._cache.filled_by(sequence_id), *held} - self._pinned_block_ids)
+        if self.cpu_tier is not None:
+            self.cpu_tier.forget(contents)
 
     def withdraw(self, sequence_ids: AbstractSet[int], after_step: int) -> None:
         self._cache.withdraw(sequence_ids, after_step)
@@ -338,11 +359,15 @@ class KVCacheManager:
     def cached_behind(self, salt: str | None) -> list[int]:
         return self._cache.behind(salt)
 
+    def cpu_cached_behind(self, salt: str | None) -> list[int]:
+        return self.cpu_blocks.cache.behind(salt)
+
     def forget_cached(self, salt: str | None) -> None:
         """Empties the prefix cache (see `KVMemory`). What is computed of running sequences from now on builds on what
         is forgotten, so it is offered to nobody."""
-        for block_id in self._cache.behind(salt):
-            self._cache.remove(block_id)
+        for cache in (self._cache, self.cpu_blocks.cache):
+            for block_id in cache.behind(salt):
+                cache.remove(block_id)
         for tables in (self._tables, self.swap_space.tables):
             for sequence, table in tables.items():
                 table.is_private |= salt is None or sequence.cache_key.salt == salt
@@ -360,6 +385,7 @@ class KVCacheManager:
 
     def step_answered(self, step_id: int, *, valid: bool) -> None:
         self.blocks.step_answered(step_id, valid=valid)
+        self.cpu_blocks.step_answered(step_id, valid=valid)
 
     def close(self) -> None:
         self._cache.close()
@@ -378,14 +404,20 @@ class KVCacheManager:
     def lost_by(self, group: SequenceGroup, num_taken: int) -> list[TokenRun]:
         return self.swap_space.lost_by(group.holders, num_taken)
 
-    def swap_out(self, group: SequenceGroup) -> list[BlockMove]:
-        return self.swap_space.swap_out(group.holders)
+    def num_kept(self, group: SequenceGroup, num_taken: int) -> int:
+        return self.swap_space.num_kept(group.holders, num_taken)
+
+    def swap_out(self, group: SequenceGroup, step_id: int) -> list[BlockMove]:
+        return self.swap_space.swap_out(group.holders, step_id)
 
     def num_to_return(self, group: SequenceGroup) -> int:
         return self.swap_space.num_to_return(group.holders)
 
     def swap_in(self, group: SequenceGroup) -> list[BlockMove]:
         return self.swap_space.swap_in(group.holders)
+
+    def tier_moves(self, step_id: int) -> tuple[list[BlockMove], list[BlockMove]]:
+        return self.cpu_tier.moves(step_id) if self.cpu_tier is not None else ([], [])
 
     # -- pin --------------------------------------------------------------------------------------------------------
 
@@ -433,6 +465,7 @@ class KVCacheManager:
         self._pool.check([*tables, *self.blocks.parked.values(), *self.pinned.values()])
         self.swap_space.check()
         self._cache.check()
+        self.cpu_blocks.cache.check()
         for sequence, table in self._tables.items():
             first = sequence.cache_key.salted_from // self.block_size if sequence.cache_key.salt else 0
             own = present(blocks[first:] for blocks in table.groups) if table.is_private else []
@@ -456,5 +489,17 @@ def paged_memory(hello: WorkerHello, config: SchedulerConfig, census: BlockCensu
         prefix_caching=config.prefix_caching,
         windows=[group.window for group in hello.kv_groups],
         num_cpu_blocks=hello.num_cpu_blocks,
+        # Workers before that refuse plans that move blocks both ways.
+        cpu_tier=hello.schema_version >= 9 and _moves_pay(hello),
         census=census,
     )
+
+
+def _moves_pay(hello: WorkerHello) -> bool:
+    """Tells whether to move a block's tokens to CPU memory and back takes less time than to compute them; that is so
+    where the worker has not measured."""
+    costs = hello.costs
+    if costs is None:
+        return True
+    moves_s = len(hello.kv_groups) * (costs.swap.block_out_s + costs.swap.block_in_s)
+    return moves_s < hello.block_size * costs.prefill.token_s

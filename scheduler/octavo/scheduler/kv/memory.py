@@ -107,9 +107,9 @@ class KVMemory(Protocol):
     def num_uncomputed(self, group: SequenceGroup) -> int:
         """Counts the known tokens of the group that a start would leave to compute."""
 
-    def allocate(self, group: SequenceGroup) -> list[BlockMove]:
+    def allocate(self, group: SequenceGroup, step_id: int) -> list[BlockMove]:
         """Gives each holder of the group, which has nothing, the blocks of all its known tokens; returns the copies
-        that the worker must make.
+        that the worker must make in step `step_id`.
 
         Sets how many tokens each sequence need not compute, and for which of the others it must wait. Raises
         `ValueError` if more is needed than is free.
@@ -165,7 +165,10 @@ class KVMemory(Protocol):
     # -- reset ------------------------------------------------------------------------------------------------------
 
     def cached_behind(self, salt: str | None) -> Collection[int]:
-        """Returns the blocks that a prefix hit would find and in which this salt counts; for None all."""
+        """Returns the device blocks that a prefix hit would find and in which this salt counts; for None all."""
+
+    def cpu_cached_behind(self, salt: str | None) -> Collection[int]:
+        """Returns the CPU blocks of which the same holds."""
 
     def forget_cached(self, salt: str | None) -> None:
         """Lets no prefix hit find these blocks any more, nor what is computed from now on of sequences that hold
@@ -198,15 +201,24 @@ class KVMemory(Protocol):
         """Returns the tokens that would have to be computed again if the group gave up its blocks and `num_taken` of
         these were taken before it came back: a run for each holder."""
 
-    def swap_out(self, group: SequenceGroup) -> list[BlockMove]:
-        """Moves a group, of which no step may be outstanding, to CPU blocks; returns the moves. Its device blocks are
-        free at once."""
+    def num_kept(self, group: SequenceGroup, num_taken: int) -> int:
+        """Counts the blocks that would move to CPU memory then, and come back, instead of being lost."""
+
+    def swap_out(self, group: SequenceGroup, step_id: int) -> list[BlockMove]:
+        """Moves a group, of which no step may be outstanding, to CPU blocks; returns the moves, which step `step_id`
+        makes. Its device blocks are free at once."""
 
     def num_to_return(self, group: SequenceGroup) -> int:
         """Counts the blocks that a swapped group needs to come back and compute one more token for each sequence."""
 
     def swap_in(self, group: SequenceGroup) -> list[BlockMove]:
         """Moves a swapped group back, with room for all its known tokens; returns the moves."""
+
+    # -- tiers ------------------------------------------------------------------------------------------------------
+
+    def tier_moves(self, step_id: int) -> tuple[list[BlockMove], list[BlockMove]]:
+        """Returns what step `step_id` moves beside swapped groups, now that all its blocks are taken: cached content to
+        CPU blocks, off the device; and from there to it."""
 
     # -- pin --------------------------------------------------------------------------------------------------------
 

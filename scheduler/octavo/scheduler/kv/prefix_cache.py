@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Iterator, KeysView
 from collections.abc import Sequence as Ordered
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from octavo.scheduler.core.sequence import CacheUse, Sequence
@@ -132,6 +132,10 @@ class PrefixCache:
         """Returns the indexed content of the block; None if it has none."""
         return self._content_of.get(block_id)
 
+    def confirmed_content(self, block_id: int) -> CachedBlock | None:
+        """Returns the indexed content of the block, if the step that filled it has been answered; else None."""
+        return None if block_id in self._filled_by else self._content_of.get(block_id)
+
     def block(self, kv_group: int, value: bytes) -> int | None:
         """Returns the block with this content; None if there is none."""
         return self._block_of[kv_group].get(value)
@@ -241,21 +245,26 @@ class Tail:
 @dataclass(frozen=True, slots=True)
 class Begin:
     """The beginning of a sequence's tables: `num_blocks` full blocks that hold its first tokens, found in the cache
-    (one list per KV group) or shared with a `leader` that starts beside it; then a copy of `tail`."""
+    (one list per KV group) or shared with a `leader` that starts beside it; then a copy of `tail`.
+
+    Of `loads`, by KV group and index in `found`, CPU blocks have what no block of the device has.
+    """
 
     num_blocks: int
     found: list[list[int]]
     leader: Sequence | None = None
     tail: Tail | None = None
+    loads: dict[tuple[int, int], int] = field(default_factory=dict)
 
 
 class PrefixLookup:
-    """Looks up in the cache how sequences begin that are about to start."""
+    """Looks up in the cache, and behind it in that of CPU blocks, how sequences begin that are about to start."""
 
-    def __init__(self, cache: PrefixCache, block_size: int, windows: Ordered[int]) -> None:
+    def __init__(self, cache: PrefixCache, cpu_cache: PrefixCache, block_size: int, windows: Ordered[int]) -> None:
         # Of pinned prefixes, by their names.
         self.tails: dict[str, Tail] = {}
         self._cache = cache
+        self._cpu_cache = cpu_cache
         self._block_size = block_size
         self._windows = windows
         self._windowed = [group for group, window in enumerate(windows) if window]
@@ -287,7 +296,7 @@ class PrefixLookup:
 
     def _find(self, sequence: Sequence) -> Begin:
         """Finds the longest beginning of the sequence that all KV groups hold."""
-        limit = self._limit(sequence) if len(self._cache) else 0
+        limit = self._limit(sequence) if len(self._cache) or len(self._cpu_cache) else 0
         hashes = block_hashes(sequence, self._block_size) if limit else []
         for group, window in enumerate(self._windows):
             if not window:
@@ -295,15 +304,25 @@ class PrefixLookup:
         limit = self._agree_on_windows(hashes, limit)
         tail = self._find_tail(sequence, limit)
         position = limit * self._block_size + (len(tail.token_ids) if tail is not None else 0)
-        found = []
+        begin = Begin(limit, [], tail=tail)
         for group, window in enumerate(self._windows):
             first = min(limit, first_visible(window, position, self._block_size))
-            blocks = (self._cache.block(group, value) for value in hashes[first:limit])
-            found.append([NULL_BLOCK] * first + [block_id for block_id in blocks if block_id is not None])
-        return Begin(limit, found, tail=tail)
+            blocks = [NULL_BLOCK] * first
+            for index in range(first, limit):
+                block_id = self._cache.block(group, hashes[index])
+                if block_id is None:
+                    cpu_block = self._cpu_cache.block(group, hashes[index])
+                    assert cpu_block is not None, f"block {index} of KV group {group} is not held"
+                    begin.loads[group, index] = cpu_block
+                blocks.append(NULL_BLOCK if block_id is None else block_id)
+            begin.found.append(blocks)
+        return begin
+
+    def _holds(self, group: int, value: bytes) -> bool:
+        return self._cache.block(group, value) is not None or self._cpu_cache.block(group, value) is not None
 
     def _num_held(self, group: int, hashes: list[bytes], limit: int) -> int:
-        return next((i for i in range(limit) if self._cache.block(group, hashes[i]) is None), limit)
+        return next((i for i in range(limit) if not self._holds(group, hashes[i])), limit)
 
     def _agree_on_windows(self, hashes: list[bytes], limit: int) -> int:
         """Returns the most blocks, `limit` at most, for which every windowed group holds those that its window reaches
@@ -320,7 +339,7 @@ class PrefixLookup:
         end = index = limit
         while index > self._first_visible(self._windows[group], end):
             index -= 1
-            if self._cache.block(group, hashes[index]) is None:
+            if not self._holds(group, hashes[index]):
                 end = index
         return end
 

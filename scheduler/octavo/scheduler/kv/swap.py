@@ -7,7 +7,8 @@ from collections.abc import Sequence as Ordered
 from collections.abc import Set as AbstractSet
 
 from octavo.scheduler.core.sequence import Sequence
-from octavo.scheduler.kv.blocks import BlockPool, BlockTable, DeviceBlocks, present
+from octavo.scheduler.kv.blocks import BlockTable, CachedBlocks, present
+from octavo.scheduler.kv.cpu_tier import CPUTier
 from octavo.scheduler.kv.memory import TokenRun
 from octavo.scheduler.kv.prefix_cache import block_hashes
 from octavo.wire.base import NULL_BLOCK
@@ -15,13 +16,21 @@ from octavo.wire.steps import BlockMove
 
 
 class SwapSpace:
-    """Holds the tables of swapped sequences, whose blocks are numbers in a pool of CPU blocks; moves whole groups
-    between it and `device_tables`, the tables of `device`."""
+    """Holds the tables of swapped sequences, whose blocks are numbers in the pool of `cpu` blocks; moves whole groups
+    between it and `device_tables`, the tables of `device`. What they leave there others find as they find what is in
+    the `tier`, if there is one."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, device: DeviceBlocks, device_tables: dict[Sequence, BlockTable]
+        self,
+        block_size: int,
+        device: CachedBlocks,
+        device_tables: dict[Sequence, BlockTable],
+        cpu: CachedBlocks,
+        tier: CPUTier | None,
     ) -> None:
-        self.pool = BlockPool(num_blocks)
+        self.pool = cpu.pool
+        self._cpu = cpu
+        self._tier = tier
         self.tables: dict[Sequence, BlockTable] = {}
         self._block_size = block_size
         self._device = device
@@ -39,9 +48,10 @@ class SwapSpace:
 
     def lost_by(self, sequences: Ordered[Sequence], num_taken: int) -> list[TokenRun]:
         """Returns the tokens of each sequence that are computed again, all after its first lost block; those that
-        several sequences share count only for the first."""
+        several sequences share count only for the first. Cached blocks that are taken go on in the tier, as far as it
+        has room."""
         own = self._own(sequences)
-        lost, runs = own - self._device.surviving(own, num_taken), []
+        lost, runs = own - self._surviving(own, num_taken), []
         for sequence in sequences:
             table = self._device_tables[sequence]
             num_found = _num_found(sequence, table, lost, self._block_size) * self._block_size
@@ -49,13 +59,25 @@ class SwapSpace:
             runs.append(TokenRun(num_found, sequence.num_known - num_found))
         return runs
 
-    def swap_out(self, sequences: Ordered[Sequence]) -> list[BlockMove]:
-        """Moves the blocks of a whole group to CPU blocks, shared as they were, and returns the moves; the device
-        blocks are free at once."""
+    def num_kept(self, sequences: Ordered[Sequence], num_taken: int) -> int:
+        """Counts the blocks of those taken that go on in the tier."""
+        own = self._own(sequences)
+        return len(self._surviving(own, num_taken)) - len(self._device.surviving(own, num_taken))
+
+    def _surviving(self, own: set[int], num_taken: int) -> set[int]:
+        room = self.pool.num_free if self._tier is not None else 0
+        return self._device.surviving(own, max(0, num_taken - room))
+
+    def swap_out(self, sequences: Ordered[Sequence], step_id: int) -> list[BlockMove]:
+        """Moves the blocks of a whole group to CPU blocks, shared as they were, and returns the moves, which step
+        `step_id` makes; the device blocks are free at once."""
         moved: dict[int, int] = {}
         for sequence in sequences:
             groups = [[self._place(block_id, moved) for block_id in blocks] for blocks in self._computed(sequence)]
             self.tables[sequence] = _alike(self._device_tables[sequence], groups)
+        if self._tier is not None:
+            for block_id, cpu_block in moved.items():
+                self._tier.store(self._device.cache.confirmed_content(block_id), cpu_block, step_id)
         self._device.release(
             block_id for sequence in sequences for block_id in self._device_tables.pop(sequence).block_ids
         )
@@ -69,7 +91,7 @@ class SwapSpace:
         if block_id in moved:
             self.pool.share([moved[block_id]])
         else:
-            (moved[block_id],) = self.pool.allocate(1)
+            (moved[block_id],) = self._cpu.take(1)
         return moved[block_id]
 
     def _computed(self, sequence: Sequence) -> list[list[int]]:
@@ -114,6 +136,8 @@ class SwapSpace:
                 for blocks, found in self._blocks_and_found(sequence)
             ]
             self._device_tables[sequence] = _alike(self.tables[sequence], groups)
+        if self._tier is not None:
+            self._tier.hold([*moved])
         for sequence in sequences:
             self.drop(sequence)
         return [BlockMove(source, target) for source, target in moved.items()]
@@ -154,13 +178,12 @@ class SwapSpace:
 
     def drop(self, sequence: Sequence) -> None:
         """Gives a swapped sequence's blocks up."""
-        for block_id in self.tables.pop(sequence).block_ids:
-            if self.pool.release(block_id):
-                self.pool.give_back(block_id)
+        self._cpu.release(self.tables.pop(sequence).block_ids)
 
     def check(self) -> None:
         """Asserts that every block is free or in a table, and counted right."""
-        self.pool.check(table.block_ids for table in self.tables.values())
+        held = [self._tier.held] if self._tier is not None else []
+        self.pool.check([*held, *(table.block_ids for table in self.tables.values())])
 
 
 def _alike(table: BlockTable, groups: list[list[int]]) -> BlockTable:

@@ -134,12 +134,25 @@ class TestRecomputeCost:
 
     def test_is_that_of_everything_where_swapped_groups_come_back_first(self, make_cluster: MakeCluster) -> None:
         cluster = make_cluster(max_steps_in_flight=1, preemption=Preemption.SWAP)
-        cluster.join(num_cpu_blocks=64)
+        # Moves that cost more than they save.
+        cluster.join(num_cpu_blocks=64, costs=StepCosts(TOKEN_S, SwapCosts(0.0, 9.0, 9.0)))
         cluster.submit(make_request("first", 5, max_tokens=30), make_request("goes", 24, max_tokens=20))
         cluster.submit(make_request("swapped", 5, max_tokens=30))
         group = group_of(cluster, "goes", num_generated=1)
         StepBuilder(replica_of(cluster), 64).preempt(cluster.groups["swapped"])
         assert recompute_seconds(replica_of(cluster), group, TOKEN_S) == 25
+
+    def test_is_that_of_moves_where_cpu_memory_keeps_what_is_taken(self, make_cluster: MakeCluster) -> None:
+        """6 cached blocks of 4, of which the first 3 of the free ones in CPU memory have room."""
+        cluster = make_cluster(max_steps_in_flight=1)
+        cluster.join(num_cpu_blocks=3)
+        cluster.submit(make_request("first", 5, max_tokens=205), make_request("goes", 24, max_tokens=20))
+        group = group_of(cluster, "goes", num_generated=3)
+        kv = replica_of(cluster).kv
+        assert [run.num_tokens for run in kv.lost_by(group, 7)] == [27 - 3 * 4]
+        assert kv.num_kept(group, 7) == 3
+        # What is taken after that is what CPU memory keeps.
+        assert kv.num_kept(group, 20) == 0
 
     def test_is_that_of_everything_where_a_window_has_given_blocks_back(self, make_cluster: MakeCluster) -> None:
         cluster = make_cluster(max_steps_in_flight=1)

@@ -210,11 +210,6 @@ class FakeRunner:
         faults: tuple[FakeFault, ...] = (),
     ) -> None:
         num_cpu_blocks = num_blocks // 4 if num_cpu_blocks is None else num_cpu_blocks
-        if num_cpu_blocks > num_blocks:
-            raise ValueError(
-                f"{num_cpu_blocks} CPU blocks are more than the {num_blocks} on the device could ever fill;"
-                " give at most as many with --num-cpu-blocks"
-            )
         self._vocabulary = FakeVocabulary.read(directory, eos_probability)
         self.grammars = Grammars(directory)
         self._step_s = step_ms / 1000

@@ -242,7 +242,7 @@ def num_blocks_in(memory: int, block_bytes: int, block_size: int) -> int:
 def num_cpu_blocks_in(settings: ModelSettings, num_blocks: int, block_bytes: int, agreed: Callable[[int], int]) -> int:
     """Returns how many blocks of `block_bytes` CPU memory holds beside `num_blocks` on the device.
 
-    `agreed` returns the least number of all ranks. Raises `KVCacheError` if more are asked for than the device has.
+    `agreed` returns the least number of all ranks.
     """
     num_cpu_blocks = settings.num_cpu_blocks
     if num_cpu_blocks is None:
@@ -251,11 +251,6 @@ def num_cpu_blocks_in(settings: ModelSettings, num_blocks: int, block_bytes: int
         num_cpu_blocks = agreed(affordable) // block_bytes
         if memory is None:
             num_cpu_blocks = min(num_cpu_blocks, num_blocks // 4)
-    if num_cpu_blocks > num_blocks:
-        raise KVCacheError(
-            f"{num_cpu_blocks} CPU blocks to swap to are asked for; with {num_blocks} device blocks 0 to {num_blocks}"
-            f" ({num_blocks * block_bytes} bytes) make sense; see --swap-memory and --num-cpu-blocks"
-        )
     return num_cpu_blocks
 
 

@@ -10,8 +10,9 @@ class PlanError(Exception):
 
 def check_moves(moves: BlockMoves, *, num_blocks: int, num_cpu_blocks: int) -> None:
     """Checks the moves of a plan. Raises `PlanError` on moves of missing blocks, or that would undo one another."""
-    if moves.swap_out and moves.swap_in:
-        raise PlanError("a plan swaps out and in; its moves would undo one another")
+    filled = {move.target for move in moves.swap_out} & {move.source for move in moves.swap_in}
+    if filled:
+        raise PlanError(f"a plan fills CPU blocks {sorted(filled)} before it reads them")
     _check_kind("swap_out", moves.swap_out, num_blocks, num_cpu_blocks)
     _check_kind("swap_in", moves.swap_in, num_cpu_blocks, num_blocks)
     _check_kind("copy", moves.copy, num_blocks, num_blocks)

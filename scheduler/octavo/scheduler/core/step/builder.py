@@ -69,6 +69,8 @@ class StepBuilder:
     # The next plan has to wait for this step's answer.
     is_awaited: bool = False
     groups: list[SequenceGroup] = field(default_factory=list)
+    # Sequences of groups that the step admits: what they begin with may be moved in it, whether they compute or not.
+    admitted: list[Sequence] = field(default_factory=list)
     samplers: list[tuple[SequenceGroup, Sequence]] = field(default_factory=list)
     beams: list[tuple[SequenceGroup, Sequence]] = field(default_factory=list)
     # Groups that lost their blocks to this step: kept in CPU memory, or to be recomputed.
@@ -255,7 +257,8 @@ class StepBuilder:
         """
         leaders = group.place()
         self.replica.add(group)
-        self.copies += self.replica.kv.allocate(group)
+        self.copies += self.replica.kv.allocate(group, self.step_id)
+        self.admitted += leaders
         for sequence in leaders:
             sequence.placement.sequence_id = self.replica.next_plan.new_sequence_id()
         if group.cached_prompt_tokens is None:
@@ -324,6 +327,7 @@ class StepBuilder:
         if not self.work and not self.swap_out:
             return None
         replica, told = self.replica, self.replica.next_plan
+        stored, loaded = replica.kv.tier_moves(self.step_id)
         drafts = {sequence.placement.sequence_id: draft for _, sequence, draft in self.drafts}
         pending = [(owner, remap) for owner, remap in told.remaps if _is_current(replica, owner, remap)]
         plan = StepPlan(
@@ -332,19 +336,19 @@ class StepBuilder:
             step_id=self.step_id,
             answered_step_id=told.answered_step_id,
             forget=told.forget,
-            moves=BlockMoves(self.swap_out, self.swap_in, self.copies),
+            moves=BlockMoves(self.swap_out + stored, self.swap_in + loaded, self.copies),
             starts=self.starts,
             forks=self.forks,
             remaps=[remap for _, remap in pending] + self.remaps,
             work=self.work,
             drafts=[SequenceDraft(sequence_id, draft.token_ids) for sequence_id, draft in drafts.items()],
         )
-        remapped = [owner for owner, _ in pending]
+        changed = [owner for owner, _ in pending] + self.admitted
         step = OutstandingStep(
             self.step_id,
             self.groups,
             self.swapped_out,
-            remapped,
+            changed,
             self.samplers,
             self.beams,
             self.num_tokens,

@@ -21,7 +21,8 @@ def prefers_swapping(replica: Replica, group: SequenceGroup, growth: GrowthBefor
     """
     preemption, costs = replica.config.preemption, replica.hello.costs
     if preemption is Preemption.MEASURED and costs is not None:
-        return swap_seconds(replica, group, costs.swap) < recompute_seconds(replica, group, costs.prefill, growth)
+        recompute_s = recompute_seconds(replica, group, costs.prefill, growth)
+        return swap_seconds(replica, group, costs.swap) < recompute_s + kept_seconds(replica, group, costs.swap, growth)
     return preemption is Preemption.SWAP or (preemption is not Preemption.RECOMPUTE and group.parallel > 1)
 
 
@@ -42,6 +43,12 @@ def recompute_seconds(
     num_tokens = sum(run.num_tokens for run in lost)
     num_pairs = sum(attended_pairs(run.context, run.num_tokens, windows) for run in lost)
     return num_tokens * costs.token_s + num_pairs * costs.pair_s + num_tokens // replica.token_budget * costs.step_s
+
+
+def kept_seconds(replica: Replica, group: SequenceGroup, costs: SwapCosts, growth: GrowthBefore | None = None) -> float:
+    """Returns the seconds to move out, and in again, what will be taken of the group but not be lost."""
+    num_kept = replica.kv.num_kept(group, blocks_taken_meanwhile(replica, group, growth))
+    return num_kept * (costs.block_out_s + costs.block_in_s)
 
 
 def blocks_taken_meanwhile(replica: Replica, group: SequenceGroup, growth: GrowthBefore | None = None) -> int:

@@ -122,14 +122,14 @@ def _give_up(state: SchedulerState, replica: Replica, group: SequenceGroup, reas
 def _fail_step(replica: Replica, step: OutstandingStep, result: StepResult) -> None:
     """Marks every group in a failed or skipped step to start over. A group that was skipped is not blamed, nor one that
     ran out of memory beside others, or in a step that can be smaller."""
-    remapped = set(step.remapped)
+    changed = set(step.changed)
     reason = RejectReason.STEP_FAILED
     blamed = set(step.groups) if result.outcome is StepOutcome.FAILED else set()
     if result.outcome is StepOutcome.OUT_OF_MEMORY:
         reason = RejectReason.OUT_OF_MEMORY
         _run_out_of_memory(replica, step)
     groups = [*step.groups, *step.swapped_out]
-    groups += [group for group in replica.running if not remapped.isdisjoint(group.sequences)]
+    groups += [group for group in replica.running if not changed.isdisjoint(group.sequences)]
     for group in dict.fromkeys(groups):
         group.faults.failed_steps += group in blamed
         replica.restart_later(group, reason, result.detail)
