@@ -77,7 +77,7 @@ class TestTokens:
         cluster = make_cluster(
             preemption=preemption, policy=policy, max_steps_in_flight=in_flight, max_num_batched_tokens=12
         )
-        replica = cluster.join(num_blocks=34, block_size=2, num_cpu_blocks=num_cpu_blocks)
+        cluster.join(num_blocks=34, block_size=2, num_cpu_blocks=num_cpu_blocks)
         arrive(cluster, *MIXTURE)
         cluster.run()
         assert outputs(cluster, *MIXTURE) == undisturbed(make_cluster, *MIXTURE)

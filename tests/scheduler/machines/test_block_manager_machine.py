@@ -431,7 +431,8 @@ class BlockManagerMachine(RuleBasedStateMachine):
         """What is cached is forgotten; pinned prefixes, in which no salt counts, go with all else."""
         held = {sequence: self._tables(sequence) for group in self.running for sequence in group.sequences}
         self.kv.forget_cached(salt)
-        assert not self.kv.cached_behind(salt) and not self.kv.cpu_cached_behind(salt)
+        assert not self.kv.cached_behind(salt)
+        assert not self.kv.cpu_cached_behind(salt)
         assert held == {sequence: self._tables(sequence) for sequence in held}
         groups = [*self.running, *self.swapped]
         self.old |= {group for group in groups if salt in (None, group.sequences[0].cache_key.salt)}
