@@ -101,10 +101,10 @@ def stub(channel: grpc.aio.Channel) -> Any:
 
 @pytest.fixture
 def eventually() -> Callable[[Callable[[], bool]], Awaitable[None]]:
-    """Waits until a condition holds; fails after a minute."""
+    """Waits until a condition holds; fails after four minutes."""
 
     async def wait(condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             while not condition():
                 await asyncio.sleep(0.005)
 

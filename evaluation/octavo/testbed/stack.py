@@ -37,8 +37,8 @@ def free_address() -> str:
 
 
 GENERATION_SERVICE = "octavo.v1.GenerationService"
-_START_S = 120.0
-_STOP_S = 60.0
+_START_S = 240.0
+_STOP_S = 180.0
 # Else a channel that has found nobody for a while waits up to two minutes before it looks again.
 _CHANNEL_OPTIONS = [("grpc.max_reconnect_backoff_ms", 500)]
 
