@@ -1,5 +1,7 @@
+import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,6 +38,12 @@ def test_all_that_can_run_at_once_has_blocks() -> None:
     size = Size(replicas=2, sequences=64, frontends=1, step_s=0.02)
     longest = size.lengths.prompt + size.lengths.longest
     assert size.num_blocks * 0.99 > size.sequences * longest / 16
+
+
+def test_a_scheduler_that_took_no_tick_is_reported() -> None:
+    figures: dict[str, Any] = {field.name: 1 for field in dataclasses.fields(cell.CellRow)}
+    assert "a core is used up by 1 replicas" in cell.CellRow(**figures).to_text()
+    assert "too few ticks" in cell.CellRow(**{**figures, "scheduler": 0.0}).to_text()
 
 
 def test_a_small_cell_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

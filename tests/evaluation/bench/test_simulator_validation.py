@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -51,6 +52,26 @@ def test_what_others_add_to_steps_tokens_and_answers_is_found() -> None:
     for name in ("front_s", "step_s", "sampled_s"):
         assert getattr(found, name) == pytest.approx(getattr(PLANTED, name), rel=0.3, abs=2e-4), name
     assert sorted(set(server.sizes)) == [1, 4, 16]
+
+
+def test_tokens_that_came_at_once_are_measured_again_and_not_for_ever() -> None:
+    class LateServer(PlantedServer):
+        """Its client was too late for every other batch, or for all."""
+
+        def __init__(self, *, always: bool) -> None:
+            super().__init__()
+            self.always = always
+
+        def run(self, jobs: "list[Job]") -> RunFigures:  # type: ignore[override]
+            measured = super().run(jobs)
+            if jobs[0].output_tokens == 8 and (self.always or len(self.sizes) % 2):
+                return replace(measured, summary=replace(measured.summary, itl=None))
+            return measured
+
+    found = measure_pipeline(LateServer(always=False), CALIBRATION, batches=(1, 4), num_tokens=8, rounds=2)
+    assert found.step_s == pytest.approx(PLANTED.step_s, rel=0.3)
+    with pytest.raises(RuntimeError, match="too busy to measure"):
+        measure_pipeline(LateServer(always=True), CALIBRATION, batches=(1,), num_tokens=8, rounds=1)
 
 
 def test_a_pipeline_makes_answers_later_and_steps_longer() -> None:

@@ -57,7 +57,10 @@ class CellRow:
     deltas_per_step: float
 
     def to_text(self) -> str:
-        room = self.replicas / self.scheduler
+        # On a busy machine a short measurement may take less of the CPU than the kernel counts.
+        room = (
+            f"a core is used up by {self.replicas / self.scheduler:.0f} replicas" if self.scheduler else "too few ticks"
+        )
         return "\n".join(
             (
                 f"{self.replicas} replicas x {self.sequences} sequences, {self.frontends} frontends:"
@@ -65,7 +68,7 @@ class CellRow:
                 f"  {self.steps_per_s:.0f} steps/s of {self.steps_wanted_per_s:.0f}, {self.tokens_per_s:.0f} tokens/s,"
                 f" {self.requests_per_s:.0f} requests/s",
                 f"  scheduler {self.scheduler:.1%} of a core ({self.scheduler_loop:.1%} its loop),"
-                f" {self.us_per_step:.0f} us per step: a core is used up by {room:.0f} replicas",
+                f" {self.us_per_step:.0f} us per step: {room}",
                 f"  the load itself {self.load:.1%}, all others {self.others:.1%} of a core;"
                 f" it looked late by {self.late:.2%} of the time, {self.latest_ms:.1f} ms at most",
                 f"  bytes: plan {self.plan_bytes:.0f}, result {self.result_bytes:.0f}, deltas {self.deltas_bytes:.0f}"
