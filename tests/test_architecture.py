@@ -95,6 +95,7 @@ LAYERS: dict[str, set[str]] = {
     "octavo.frontend.stream": {"errors", "config", "request", "text", "access", "scheduler", "stream"},
     "octavo.worker.models": {"models", "loading", "tensor_parallel", "step", "model_settings"},
     "octavo.worker.sampling": {"sampling", "sequences", "step", "process", "gpu.transfer", "gpu.logprobs"},
+    "octavo.worker.kv_store": {"kv_store"},
     "octavo.worker.loading": {"loading", "models", "model_settings", "step", "tensor_parallel"},
 }
 MOST_FILES_IN_A_FOLDER = 20
@@ -276,6 +277,7 @@ assert not leaked, leaked
         ("octavo.frontend", ["torch", "octavo.worker", "octavo.kernels", "octavo.scheduler"]),
         ("octavo.cli", ["torch", "transformers", "octavo.worker", "octavo.kernels", "octavo.scheduler"]),
         ("octavo.wire", ["torch", "transformers", "numpy", "grpc"]),
+        ("octavo.worker.kv_store", ["torch", "transformers", "numpy", "asyncio", "octavo.kernels", "zmq", "grpc"]),
         ("octavo.kernels", ["transformers", "octavo.worker", "octavo.wire", "octavo.scheduler", "octavo.frontend"]),
     ],
 )

@@ -53,10 +53,13 @@ from octavo.testing.fakes.failing_disk import (
     failing_disk,
     short_files,
 )
+from octavo.testing.small.kv_blocks import EAGER, IDENTITY, got, put
 from octavo.testing.small.tiny_gguf import write_gguf
 from octavo.wire.base import SCHEMA_VERSION
 from octavo.worker.cli import calibrate as calibrate_cli
 from octavo.worker.health import Liveness, health_server
+from octavo.worker.kv_store.room import KVStoreError
+from octavo.worker.kv_store.store import KVStore
 from octavo.worker.loading.prepare import convert_with_transformers
 from octavo.worker.models import kernel_race
 from octavo.worker.process import LastWords
@@ -179,6 +182,25 @@ def speeds_of_kernels(trial: Trial) -> None:
     trial.assert_tolerated(optional.KERNEL_SPEEDS, 1)
     assert kernel_race._kept(place, lambda: made) == made
     assert kernel_race._read(place) == made
+
+
+def kept_blocks(trial: Trial) -> None:
+    with KVStore(trial.place / "kv", 1 << 20, IDENTITY, EAGER) as store:
+        with trial.breaks():
+            put(store, 1, 2)
+        trial.assert_tolerated(optional.KV_DISK_WRITES, 2)
+        assert list(trial.place.rglob("*.kv")) == [], "segments without blocks are left"
+        put(store, 3)
+        assert got(store, [1, 2, 3]) == [3]
+
+
+def directory_of_kept_blocks(trial: Trial) -> None:
+    with (
+        trial.breaks(),
+        pytest.raises(KVStoreError, match=r"cannot keep KV blocks in .*; name another place") as refused,
+    ):
+        KVStore(trial.place / "kv", 1 << 20, IDENTITY)
+    trial.assert_told(str(refused.value))
 
 
 def history_of_a_chat(trial: Trial) -> None:
@@ -370,6 +392,8 @@ TRIED: dict[str, tuple[Try, tuple[str, ...]]] = {
     "worker/octavo/worker/process.py": (words_of_a_worker, MAKING + WRITING),
     # Its temporary file is opened by way of a directory, which is how far a broken disk is imitated.
     "worker/octavo/worker/models/kernel_race.py": (speeds_of_kernels, MAKING),
+    "worker/octavo/worker/kv_store/segment.py": (kept_blocks, WRITING),
+    "worker/octavo/worker/kv_store/room.py": (directory_of_kept_blocks, MAKING),
     "frontend/octavo/frontend/cli/client.py": (history_of_a_chat, MAKING),
     "frontend/octavo/cli/supervision.py": (lock_of_children, MAKING),
     "proto/octavo/runtime/transport/curve_keys.py": (keys, MAKING + WRITING),

@@ -45,7 +45,7 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
 }
 # The extras by the packages that they install.
 _EXTRA_OF: Final = {
-    **dict.fromkeys(("torch", "safetensors", "numpy", "tqdm"), "worker"),
+    **dict.fromkeys(("torch", "safetensors", "numpy", "tqdm", "xxhash"), "worker"),
     **dict.fromkeys(("accelerate", "gguf"), "gguf"),
     "httpx": "bench",
     **dict.fromkeys(("transformers", "tokenizers", "huggingface_hub", "jinja2", "google"), "frontend"),

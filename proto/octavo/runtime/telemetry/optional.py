@@ -12,6 +12,8 @@ from octavo.runtime.telemetry.numbers import Tally
 
 EVENT_LOG: Final = "event_log"
 KERNEL_SPEEDS: Final = "kernel_speeds"
+KV_DISK_READS: Final = "kv_disk_reads"
+KV_DISK_WRITES: Final = "kv_disk_writes"
 LAST_WORDS: Final = "last_words"
 METRICS: Final = "metrics"
 OUTPUT: Final = "output"
@@ -20,7 +22,9 @@ TRACES: Final = "traces"
 
 _log = logging.getLogger(__name__)
 
-_failures = Tally(EVENT_LOG, KERNEL_SPEEDS, LAST_WORDS, METRICS, OUTPUT, TOKENIZER_CACHE, TRACES)
+_failures = Tally(
+    EVENT_LOG, KERNEL_SPEEDS, KV_DISK_READS, KV_DISK_WRITES, LAST_WORDS, METRICS, OUTPUT, TOKENIZER_CACHE, TRACES
+)
 # What has been said to fail, and has not been seen to work since.
 _failing: set[str] = set()
 

@@ -83,7 +83,7 @@ class _FailingFile(io.FileIO):
 def failing_disk(directory: Path, failure: Failure, *, room: int = 0) -> Iterator[Disk]:
     """Inside the block the disk below `directory` fails; behind the first `room` bytes of each file if it fails to
     write."""
-    disk, real_open, real_os_open, real_sendfile = Disk(failure), io.open, os.open, os.sendfile
+    disk, real_open, real_os_open = Disk(failure), io.open, os.open
 
     def is_below(path: Any) -> bool:
         if isinstance(path, int):
@@ -107,10 +107,13 @@ def failing_disk(directory: Path, failure: Failure, *, room: int = 0) -> Iterato
             raise disk.fail(path)
         return real_os_open(path, flags, *args, **kwargs)
 
-    def sent(out_fd: int, *args: Any) -> int:
-        if is_below(out_fd):
-            raise disk.fail(out_fd)
-        return real_sendfile(out_fd, *args)
+    def filled(real: Callable[..., int]) -> Callable[..., int]:
+        def fill(descriptor: int, *args: Any) -> int:
+            if is_below(descriptor):
+                raise disk.fail(descriptor)
+            return real(descriptor, *args)
+
+        return fill
 
     def made(real: Callable[..., Any]) -> Callable[..., Any]:
         def make(path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -124,7 +127,8 @@ def failing_disk(directory: Path, failure: Failure, *, room: int = 0) -> Iterato
         patch.setattr(io, "open", opened)
         patch.setattr(builtins, "open", opened)
         patch.setattr(os, "open", os_opened)
-        patch.setattr(os, "sendfile", sent)
+        for name in ("sendfile", "pwrite"):
+            patch.setattr(os, name, filled(getattr(os, name)))
         if failure.at_making:
             for name in _MAKING:
                 patch.setattr(os, name, made(getattr(os, name)))
