@@ -159,8 +159,8 @@ def test_the_oldest_blocks_make_way_and_those_in_use_stay(directory: Path) -> No
         assert not got(store, range(1, 160), 4096)
         assert got(store, range(185, 200), 4096) == [*range(185, 200)]
         counts = store.stats().counts
-        # It was written anew once for each half of the capacity, and not at each read.
-        assert 8 <= counts["renewed"] <= 11
+        # It was written anew once for three quarters of the capacity, and not at each read.
+        assert 5 <= counts["renewed"] <= 8
         assert counts["written"] == 200 + counts["renewed"]
     with KVStore(directory, FEW, LARGE, EAGER) as store:
         assert got(store, [0, 199], 4096) == [0, 199]
@@ -171,7 +171,7 @@ def test_what_is_written_again_while_it_lies_among_the_oldest_stays(directory: P
         for number in range(200):
             put(store, number, 0, num_bytes=4096)
         assert got(store, [0], 4096) == [0]
-        assert 208 <= written(store) <= 211
+        assert 205 <= written(store) <= 208
 
 
 def test_blocks_of_other_models_make_way_first_if_they_are_older(directory: Path) -> None:

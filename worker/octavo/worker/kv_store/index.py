@@ -55,8 +55,8 @@ class BlockIndex:
         self._segments: dict[int, Segment] = {}
         self._segment_at: dict[Path, Segment] = {}
         self._keys = count()
-        # Segments that are younger hold half of what the store may.
-        self._half_age = 0
+        # The youngest segments, from this age on, hold three quarters of what the store may.
+        self._young_age = 0
         self.num_unreadable = 0
 
     def __contains__(self, name: bytes) -> bool:
@@ -79,9 +79,10 @@ class BlockIndex:
             return self._segments[key], slot
 
     def has_young(self, name: bytes) -> bool:
-        """Tells whether the block lies where it stays for a while: in the younger half of the store."""
+        """Tells whether the block lies where it stays for a while: not in the oldest quarter of the
+        store."""
         found = self.find(name)
-        return found is not None and found[0].age >= self._half_age
+        return found is not None and found[0].age >= self._young_age
 
     def add_segment(self, writer: SegmentWriter) -> Segment:
         """Notes a segment that this process writes, and `add`s to."""
@@ -115,11 +116,11 @@ class BlockIndex:
                     self._forget(name, segment)
                 del self._segments[segment.key]
 
-    def set_half(self, files: list[SegmentFile], capacity_bytes: int) -> None:
-        """Notes which of all segments below the store's directory, oldest first, are the younger half."""
+    def set_young(self, files: list[SegmentFile], capacity_bytes: int) -> None:
+        """Notes which of all segments below the store's directory, oldest first, are not its oldest quarter."""
         sizes = accumulate(file.num_bytes for file in reversed(files))
-        old = (file.age for file, size in zip(reversed(files), sizes, strict=True) if size > capacity_bytes // 2)
-        self._half_age = next(old, -1) + 1
+        old = (file.age for file, size in zip(reversed(files), sizes, strict=True) if size > 3 * capacity_bytes // 4)
+        self._young_age = next(old, -1) + 1
 
     def refresh(self) -> None:
         """Reads the tables of segments that are new or not full, and drops those that are gone. One thread at a time

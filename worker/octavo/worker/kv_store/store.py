@@ -5,14 +5,15 @@ What is on the disk is worth a computation saved, and nothing else: a block that
 again. So nothing is synchronised, a full queue drops what comes, and each failure of the disk ends in "not found" or
 "not kept".
 
-The oldest segments make way for new ones, whole. What is read from the older half of the store, or written while it
-lies there, is written once more, among the youngest: blocks in use stay, at the cost of one write at most for each half
-of the capacity that is written meanwhile, and no process needs to know what others have read.
+The oldest segments make way for new ones, whole. What is read from the oldest quarter of the store, or written while it
+lies there, is written once more, among the youngest: blocks in use stay, and no process needs to know what others have
+read. Of conversations that come back this finds up to two in a hundred blocks more than to let all go in order, for a
+tenth to a third more writes; to ask of each block whether it was read, as it goes, finds two to four more again, but
+writes half as much more (`octavo.bench.parts.kv_store`).
 """
 
 import contextlib
 import logging
-import math
 import os
 import threading
 import time
@@ -105,16 +106,18 @@ class KVStore:
         self._index = BlockIndex(directory / identity.directory_name, identity)
         try:
             self._index.refresh()
-            self._index.set_half(all_segments(directory), capacity_bytes)
+            self._index.set_young(all_segments(directory), capacity_bytes)
         except OSError as error:
             raise KVStoreError(f"cannot read the KV blocks in {directory}: {error}") from error
-        self._refresh_at = time.monotonic() + limits.refresh_s
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._is_closing = False
         # Reads.
         self._reads: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._num_reading = 0
+        self._refreshing = threading.Lock()
+        self._refresh_at = time.monotonic() + limits.refresh_s
+        self._is_refresh_queued = False
         self._done: deque[Ticket] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # Writes. A copy of a payload waits in one of a few buffers, which are made when they are first needed.
@@ -262,7 +265,7 @@ class KVStore:
                 job()
 
     def _serve(self, ticket: Ticket) -> None:
-        if any(name not in self._index for name in ticket.names) and self._must_refresh():
+        if any(name not in self._index for name in ticket.names):
             self._refresh()
         ticket.found = [self._read(*each) for each in zip(ticket.names, ticket.buffers, strict=True)]
         with self._lock:
@@ -303,25 +306,24 @@ class KVStore:
             self._count("renewed", self.write(name, buffer))
         return True
 
-    def _must_refresh(self) -> bool:
-        """Tells whether it is time to look for what other processes have done, and takes that on if so."""
-        with self._lock:
-            is_due = time.monotonic() >= self._refresh_at
-            if is_due:
-                self._refresh_at = math.inf
-        return is_due
-
     def _refresh_soon(self) -> None:
-        if self._must_refresh():
-            self._reads.put(self._refresh)
+        """Has a thread look for what other processes have done, if it is time."""
+        with self._lock:
+            if self._is_refresh_queued or time.monotonic() < self._refresh_at:
+                return
+            self._is_refresh_queued = True
+        self._reads.put(self._refresh)
 
     def _refresh(self) -> None:
-        try:
-            self._index.refresh()
-            self._index.set_half(all_segments(self._directory), self._capacity_bytes)
-        except Exception as error:
-            self._failed("failed", optional.KV_DISK_READS, error, "blocks that other processes wrote are not found")
-        with self._lock:
+        with self._refreshing:
+            self._is_refresh_queued = False
+            if time.monotonic() < self._refresh_at:
+                return
+            try:
+                self._index.refresh()
+                self._index.set_young(all_segments(self._directory), self._capacity_bytes)
+            except Exception as error:
+                self._failed("failed", optional.KV_DISK_READS, error, "blocks that other processes wrote are not found")
             self._refresh_at = time.monotonic() + self._limits.refresh_s
 
     def _failed(self, count: str, what: str, error: object, consequence: str) -> None:
@@ -371,7 +373,7 @@ class KVStore:
             for gone in files[: len(files) - len(left)]:
                 self._index.drop(gone.path)
             self._count("evicted", len(files) - len(left))
-            self._index.set_half(left, self._capacity_bytes)
+            self._index.set_young(left, self._capacity_bytes)
             age = left[-1].age + 1 if left else 0
             place = self._directory / self._layout.identity.directory_name
             writer = SegmentWriter(place, age, self._layout)
