@@ -207,8 +207,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(dir=chosen.directory) as directory:
         place = Path(directory)
-        for name, speed in measure_checksums(1 << 20, chosen.rounds):
-            print(f"checksum of 1 MiB by {name}: {speed / 1e9:.1f} GB in a CPU second")
+        for name, bytes_per_s in measure_checksums(1 << 20, chosen.rounds):
+            print(f"checksum of 1 MiB by {name}: {bytes_per_s / 1e9:.1f} GB in a CPU second")
         for block_bytes in (512 << 10, 1 << 20, 2 << 20):
             write, read = measure_moves(place, block_bytes, (chosen.mib << 20) // block_bytes, chosen.rounds)
             for what, speed in (("written", write), ("read", read)):
