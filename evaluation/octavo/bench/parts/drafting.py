@@ -3,7 +3,9 @@
 By kind of text, the microseconds for each token of indexing a text, in long pieces and as it grows by one token at a
 time; the bytes of its index for each token; and the microseconds of a proposal, with the look at the token that came
 since the last one. Then a step of many sequences: asking each for its guesses, and deciding about them, beside the
-scheduler's own work of such a step and, with a model, the worker's. All is CPU time.
+scheduler's own work of such a step and, with a model, the worker's. At last the scheduler plays recorded answers with
+speculation off and auto: CPU time of a step, its tokens, and how much faster they come by the given costs of rows. All
+but that is CPU time.
 """
 
 import argparse
@@ -18,6 +20,7 @@ from pathlib import Path
 
 import tokenizers
 
+from octavo.bench.parts.recorded_answers import CURVES, KINDS, Curve, Played, RecordedReplica, Recording, recordings
 from octavo.bench.parts.scheduler_alone import VOCAB_SIZE, SchedulerAlone, make_request
 from octavo.bench.table import keep, table
 from octavo.runtime.models.directory import BUNDLED_MODEL, resolve_model
@@ -63,6 +66,21 @@ class StepCost:
     def share(self) -> float:
         """Returns the drafts' share of all."""
         return self.drafts_us / (self.drafts_us + self.scheduler_us + self.worker_us)
+
+
+@dataclass(frozen=True)
+class PlayedCost:
+    """Holds what recorded answers took without guesses and with them."""
+
+    kind: str
+    num_sequences: int
+    off: Played
+    auto: Played
+
+    @property
+    def gain(self) -> float:
+        """Returns how many times as fast tokens come with guesses."""
+        return self.auto.tokens_per_s / self.off.tokens_per_s
 
 
 def streams(length: int, model: Path) -> dict[str, list[int]]:
@@ -178,6 +196,14 @@ def _worker_us(model: Path, num_sequences: int) -> float:
     return 1e6 * (time.process_time() - began) / 3
 
 
+def played_cost(kind: str, recorded: Sequence[Recording], curve: Curve, rounds: int = 3) -> PlayedCost:
+    """Plays recordings with speculation off and auto in turns; returns the rounds of each that took the scheduler
+    least."""
+    played = [[RecordedReplica(recorded, setting, curve).play() for setting in ("off", "auto")] for _ in range(rounds)]
+    off, auto = (min(each, key=lambda one: one.us_a_step) for each in zip(*played, strict=True))
+    return PlayedCost(kind, len(recorded), off, auto)
+
+
 def _cpu_us(work: Callable[[], object]) -> float:
     began = time.thread_time_ns()
     work()
@@ -205,12 +231,26 @@ def _step_rows(costs: Sequence[StepCost]) -> Iterator[tuple[str, ...]]:
         yield (cost.kind, str(cost.num_sequences), *figures, f"{cost.share:.1%}")
 
 
+def _played_rows(costs: Sequence[PlayedCost]) -> Iterator[tuple[str, ...]]:
+    yield ("", "sequences", "off", "auto", "more", "tokens/step off", "auto", "gain", "guesses", "right")
+    for cost in costs:
+        off, auto = cost.off, cost.auto
+        yield (
+            *(cost.kind, str(cost.num_sequences), f"{off.us_a_step:,.0f} us", f"{auto.us_a_step:,.0f} us"),
+            *(f"{auto.us_a_step - off.us_a_step:,.0f} us", f"{off.tokens_a_step:.2f}", f"{auto.tokens_a_step:.2f}"),
+            *(f"{cost.gain:.3f}", str(auto.spent), str(auto.guessed)),
+        )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints two tables to stdout, and writes JSON where asked."""
+    """Prints three tables to stdout, and writes JSON where asked."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default=BUNDLED_MODEL, help="whose tokenizer, and worker, are taken")
     parser.add_argument("--tokens", type=int, default=1 << 16, help="tokens of each text")
     parser.add_argument("--sequences", type=int, nargs="+", default=[64, 256], help="sequences of a step")
+    parser.add_argument("--play", nargs="+", default=["random", "edit", "json"], choices=KINDS, help="answers to play")
+    parser.add_argument("--played", type=int, nargs="+", default=[1, 4, 64], help="of so many requests at a time")
+    parser.add_argument("--curve", default="cpu", choices=CURVES, help="what rows cost where answers are played")
     parser.add_argument("--no-worker", action="store_true", help="leave the worker's step out, which takes seconds")
     parser.add_argument("--json", type=Path, help="write the findings here too")
     options = parser.parse_args(arguments)
@@ -221,8 +261,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for count in options.sequences:
         worker_us = 0.0 if options.no_worker else _worker_us(model, count)
         steps += [step_cost(kind, tokens, count, worker_us) for kind, tokens in texts.items()]
-    print("\n".join((*table(list(_text_rows(costs))), "", *table(list(_step_rows(steps))))))
-    keep({"texts": costs, "steps": steps}, options.json)
+    tokenizer = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
+    played = [
+        played_cost(kind, recordings(kind, count, lambda text: tokenizer.encode(text).ids), CURVES[options.curve])
+        for kind in options.play
+        for count in options.played
+    ]
+    tables = table(list(_text_rows(costs))), table(list(_step_rows(steps))), table(list(_played_rows(played)))
+    print("\n\n".join("\n".join(each) for each in tables))
+    keep({"texts": costs, "steps": steps, "played": played}, options.json)
     return 0
 
 

@@ -18,6 +18,7 @@ from octavo.scheduler.core.events import (
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.scheduler import Scheduler
 from octavo.scheduler.core.sequence import SequenceGroup
+from octavo.scheduler.core.steps_in_flight import OutstandingStep
 from octavo.scheduler.kv.census import BlockCensus
 from octavo.scheduler.kv.manager import paged_memory
 from octavo.wire.base import SCHEMA_VERSION
@@ -26,6 +27,7 @@ from octavo.wire.requests import CacheKey, Rejected, Request
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import (
     Candidates,
+    FurtherTokens,
     KVGroup,
     ModelInfo,
     SampledToken,
@@ -132,26 +134,35 @@ class SchedulerAlone:
     def next_result(self) -> StepResult:
         """Makes the replica's result of its oldest plan, which must exist."""
         step = self.replica.outstanding[0]
-        samplers, beams = step.samplers, step.beams
-        tokens = self.draw_tokens(len(samplers))
+        sampled, further = self.chosen(step)
         return StepResult(
             epoch=self.core.epoch,
             incarnation=_INCARNATION,
             step_id=step.step_id,
             outcome=StepOutcome.DONE,
-            sampled=[
-                SampledToken(s.placement.sequence_id, token) for (_, s), token in zip(samplers, tokens, strict=True)
-            ],
-            candidates=[self._candidates(group, beam.placement.sequence_id) for group, beam in beams],
+            sampled=sampled,
+            candidates=[self._candidates(group, beam.placement.sequence_id) for group, beam in step.beams],
             prompt_logprobs=[],
             failed=[],
-            times=StepTimes(0, 0, 0),
+            times=self.times(step),
             detail="",
+            further=further,
         )
 
-    def accept(self, result: StepResult) -> list[Effect]:
-        """Gives the core a result, a moment after its plan."""
-        self._now += _STEP_S
+    def chosen(self, step: OutstandingStep) -> tuple[list[SampledToken], list[FurtherTokens]]:
+        """Draws the tokens that sequences choose in a step; takes guesses for wrong."""
+        tokens = self.draw_tokens(len(step.samplers))
+        return [
+            SampledToken(s.placement.sequence_id, token) for (_, s), token in zip(step.samplers, tokens, strict=True)
+        ], []
+
+    def times(self, step: OutstandingStep) -> StepTimes:
+        """Says what a step has taken of the replica."""
+        return StepTimes(0, 0, 0)
+
+    def accept(self, result: StepResult, seconds: float = _STEP_S) -> list[Effect]:
+        """Gives the core a result, so many seconds after the one before it."""
+        self._now += seconds
         return self.core.handle(StepAnswered(_INCARNATION, result), self._now)
 
     def run(self) -> Iterator[list[StepPlan]]:

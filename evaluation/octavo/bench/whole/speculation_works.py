@@ -26,7 +26,7 @@ _MODULES: Final = (
     *("random", "reprlib", "sched", "shlex", "shutil", "smtplib", "statistics", "string", "tarfile", "tempfile"),
     *("textwrap", "timeit", "tokenize", "trace", "types", "uuid", "warnings", "zipfile"),
 )
-_WORDS: Final = (
+WORDS: Final = (
     *("amber", "anchor", "basket", "bridge", "candle", "copper", "desert", "dragon", "ember", "engine", "feather"),
     *("forest", "garden", "glacier", "harbor", "island", "jacket", "kettle", "lantern", "meadow", "needle", "orchard"),
     *("pepper", "quarry", "ribbon", "saddle", "temple", "umbrella", "valley", "window", "yellow", "zipper"),
@@ -131,13 +131,13 @@ def _follow_ups(random: Random, count: int) -> list[Turns]:
 
 
 def _chats(random: Random, count: int) -> list[Turns]:
-    asked = [(question, *words) for question in _QUESTIONS for words in permutations(_WORDS, 2)]
+    asked = [(question, *words) for question in _QUESTIONS for words in permutations(WORDS, 2)]
     questions = dict.fromkeys(question.format(*words) for question, *words in random.sample(asked, len(asked)))
     return [[question, ""] for question in islice(questions, count)]
 
 
 def _random_words(random: Random, count: int) -> list[Turns]:
-    return [[" ".join(random.choices(_WORDS, k=48)), ""] for _ in range(count)]
+    return [[" ".join(random.choices(WORDS, k=48)), ""] for _ in range(count)]
 
 
 WORKS: Final = {
@@ -154,7 +154,7 @@ def _records(random: Random, count: int) -> list[dict[str, Any]]:
     return [
         {
             "id": random.randrange(1000, 9999),
-            "name": " ".join(random.sample(_WORDS, 2)),
+            "name": " ".join(random.sample(WORDS, 2)),
             "price": random.randrange(100, 9999) / 100,
             "stock": random.randrange(500),
             "color": random.choice(("red", "green", "blue", "black")),

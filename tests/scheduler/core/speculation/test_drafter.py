@@ -4,6 +4,8 @@ told lately; and nothing else."""
 import random
 import sys
 from collections.abc import Iterable
+from itertools import accumulate
+from operator import mul
 
 import msgspec
 import pytest
@@ -38,14 +40,15 @@ def make_group(
 
 
 def proposed(drafter: Drafter, group: RequestGroup, *tokens: int, index: int = 0, most: int = 2) -> Draft | None:
-    """What is proposed after these further tokens, which come one by one; it is asked for after each."""
+    """What is guessed after these further tokens, which come one by one; it is asked for after each."""
     sequence = group.sequences[index]
     drafter.begin_step()
     for token in tokens:
         drafter.propose(group, sequence, most)
         append(sequence, token)
         drafter.begin_step()
-    return drafter.propose(group, sequence, most)
+    draft = drafter.propose(group, sequence, most)
+    return draft if draft is not None and draft.token_ids else None
 
 
 def owner(number: int = 0) -> Owner:
@@ -246,11 +249,55 @@ def test_a_long_prompt_is_indexed_over_several_steps_whoever_asks() -> None:
         drafter.begin_step()
         drafts = [drafter.propose(group, group.sequences[0], 1) for group in groups]
         steps += 1
-        if drafts[2] is not None:
+        # Nothing yet, but there may be once all is indexed.
+        assert drafts[2] is not None
+        if drafts[2].token_ids:
             break
         assert steps < 100
     assert drafts[2].token_ids == prompts[2][-1:]
     assert 14 <= steps <= 16
+
+
+def test_a_long_prompt_is_indexed_on_while_nobody_asks() -> None:
+    source = random.Random(5)
+    group = make_group(prompt := [source.randrange(50_000) for _ in range(10_000)])
+    drafter, sequence = Drafter(), group.sequences[0]
+    append(sequence, *prompt[-4:-1])
+    drafter.begin_step()
+    drafter.propose(group, sequence, 1)
+    for _ in range(4):
+        drafter.begin_step()
+    draft = drafter.propose(group, sequence, 1)
+    assert draft is not None
+    assert draft.token_ids == prompt[-1:]
+
+
+def test_a_sequence_that_repeats_nothing_is_told_from_one_that_has_nothing_for_the_moment() -> None:
+    drafter, group = Drafter(), make_group(PHRASE)
+    for token in (7, 8):
+        append(group.sequences[0], token)
+        assert drafter.propose(group, group.sequences[0], 4) is None
+    append(group.sequences[0], *PHRASE[:4])
+    assert proposed(drafter, group) is not None
+    # It departs from the phrase, to which it may come back.
+    append(group.sequences[0], 900)
+    assert drafter.propose(group, group.sequences[0], 4) == Draft([], [], DraftSource.PROMPT)
+    append(group.sequences[0], *range(901, 920))
+    assert drafter.propose(group, group.sequences[0], 4) is None
+
+
+def test_guesses_are_as_many_as_are_worth_it() -> None:
+    lengths = []
+    for worth in (0.0, 0.1, 0.3, 0.9):
+        drafter, group = Drafter(), make_group([*PHRASE, 9])
+        append(group.sequences[0], *PHRASE[:4])
+        drafter.begin_step(worth)
+        draft = drafter.propose(group, group.sequences[0], 10)
+        assert draft is not None
+        assert all(chance >= worth for chance in accumulate(draft.chances, mul))
+        lengths.append(len(draft.token_ids))
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] > lengths[1] > lengths[2] >= lengths[3] == 0
 
 
 def test_tokens_may_come_several_at_once_or_unasked_for_long() -> None:
@@ -299,11 +346,13 @@ def holders(group: RequestGroup) -> list[int]:
 
 
 def test_nothing_of_a_group_is_kept_once_it_is_forgotten() -> None:
-    drafter, group = Drafter(), make_group()
-    proposed(drafter, group, *PHRASE)
-    assert holders(group) != holders(make_group())
-    drafter.forget(group)
-    assert holders(group) == holders(make_group())
+    for prompt in ([], list(range(5_000))):
+        drafter, group = Drafter(), make_group(prompt)
+        # A long prompt is still to be indexed.
+        proposed(drafter, group, *PHRASE[: 1 if prompt else None])
+        assert holders(group) != holders(make_group(prompt))
+        drafter.forget(group)
+        assert holders(group) == holders(make_group(prompt))
 
 
 def test_random_tokens_are_hardly_ever_guessed_with_any_confidence() -> None:

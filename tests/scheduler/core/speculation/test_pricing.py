@@ -2,6 +2,9 @@
 
 import itertools
 import random
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 
 import pytest
 
@@ -105,6 +108,28 @@ def test_whoever_is_promised_nothing_by_the_best_guesses_is_not_asked_in_vain() 
             if not known.may_pay(n, 0):
                 best = decide(known, n * [good(32, chance=0.98)], n, 0, 100_000)
                 assert best.pace is Pace.GO
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_no_guess_gets_a_row_that_is_not_worth_one(seed: int) -> None:
+    source = random.Random(seed)
+    costs = prices(source.choice((COSTS, LINEAR)), gap_s=source.choice((0.0, 0.001, 0.05)))
+    num_decodes, other_rows = source.randrange(1, 80), source.choice((0, 0, 30))
+    offers = [
+        Offer([1 - source.random() ** 2 for _ in range(source.randrange(1, 9))], source.random() < 0.5)
+        for _ in range(source.randrange(1, num_decodes + 1))
+    ]
+    worth = costs.worth(num_decodes, other_rows)
+    decision = decide(costs, offers, num_decodes, other_rows, 10_000)
+    spent = [gain for offer, n in zip(offers, decision.counts, strict=True) for gain in offer.gains()[:n]]
+    assert all(gain >= worth for gain in spent)
+    # So all that is not worth it may as well never be proposed.
+    cut = [Offer(_first(offer.chances, worth), offer.in_flight) for offer in offers]
+    assert decide(costs, cut, num_decodes, other_rows, 10_000) == decision
+
+
+def _first(chances: Sequence[float], worth: float) -> list[float]:
+    return [chance for chance, gain in zip(chances, accumulate(chances, mul), strict=True) if gain >= worth]
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from octavo.scheduler.core.config import Preemption
+from octavo.scheduler.core.config import Preemption, Speculate
 from octavo.scheduler.core.events import LossCause, PrefixPinned, ReplicaJoined, SchedulerObserver, StepAnswered
 from octavo.scheduler.core.sequence import Sequence, SequenceGroup
 from octavo.scheduler.core.speculation.draft import DraftSource
@@ -424,6 +424,39 @@ class TestPrices:
         cluster.submit(make_request("r", 5, 40))
         cluster.run()
         assert not drafts(replica)
+
+    @pytest.mark.parametrize(("setting", "asked_per_step"), [("auto", 4), (32, 32)])
+    def test_ask_sequences_that_repeat_nothing_in_few_steps_until_one_does(
+        self, make_cluster: MakeCluster, setting: Speculate, asked_per_step: int
+    ) -> None:
+        asked: list[str] = []
+        begun: set[str] = set()
+
+        def guess(group: SequenceGroup, sequence: Sequence, most: int) -> list[int]:
+            asked.append(group.request_id)
+            return FORESIGHT(group, sequence, min(4, most)) if group.request_id in begun else []
+
+        cluster = make_cluster(drafter=ScriptedDrafter(guess, chance=0.9), speculation=setting, max_num_seqs=32)
+        replica = cluster.join(num_blocks=2000, costs=self.FLAT)
+        requests = [make_request(f"r{i}", 2, 120) for i in range(32)]
+        cluster.submit(*requests)
+        plan_until(cluster, lambda plan: plan.step_id == 40)
+        asked.clear()
+        plan_until(cluster, lambda plan: plan.step_id == 56)
+        assert set(asked) == {request.request_id for request in requests}
+        # The turns of those that were admitted together are in different steps.
+        assert len(asked) == 16 * asked_per_step
+        assert not drafts(replica)
+        begun.add("r7")
+        # It waits for a quarter as many steps as there are sequences, and then for those that are under way.
+        first = checking(cluster).step_id
+        assert first <= 56 + 32 // 4 + 2
+        asked.clear()
+        plan_until(cluster, lambda plan: plan.step_id == first + 4)
+        # With a draft under way it is in every other step.
+        assert asked.count("r7") == 2
+        cluster.run()
+        assert outputs(cluster, *requests) == references(*requests)
 
     def test_learn_what_waiting_costs_from_steps_that_were_alone(self, make_cluster: MakeCluster) -> None:
         cluster = make_cluster(max_steps_in_flight=1)

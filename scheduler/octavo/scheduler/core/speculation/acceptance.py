@@ -27,7 +27,7 @@ _FIRST_RIGHT, _FIRST_EXPECTED = 4.0, 6.0
 # No guess is certain.
 HIGHEST_CHANCE = 0.98
 # The chance that a guess and all before it come true below which it is worth no row of any step.
-_LEAST_WORTH = 0.02
+LEAST_WORTH = 0.02
 
 
 @dataclass(slots=True)
@@ -56,9 +56,10 @@ class Acceptance:
         self._right = [_FIRST_WEIGHT * chance for chance in _FIRST_CHANCES]
         self._seen = [_FIRST_WEIGHT] * len(_FIRST_CHANCES)
 
-    def chances(self, length: int, count: int, record: TrackRecord) -> list[float]:
+    def chances(self, length: int, count: int, record: TrackRecord, worth: float = LEAST_WORTH) -> list[float]:
         """Returns the chances of up to `count` guesses of a sequence, each given that those before it come true: by
-        each of them the match is longer. Guesses that all but never come true are left out."""
+        each of them the match is longer. Guesses are left out that come true, with all before them, less often than it
+        takes to be `worth` a row."""
         right, seen, factor = self._right, self._seen, record.factor
         chances: list[float] = []
         all_true, kind = 1.0, _KIND_OF_LENGTH[length]
@@ -66,7 +67,7 @@ class Acceptance:
             chance = min(HIGHEST_CHANCE, factor * right[kind] / seen[kind])
             for _ in range(min(count, _ENDS[kind] - length)):
                 all_true *= chance
-                if all_true < _LEAST_WORTH:
+                if all_true < worth:
                     return chances
                 chances.append(chance)
             count -= _ENDS[kind] - length

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from octavo.scheduler.core.sequence import Sequence, SequenceGroup
-from octavo.scheduler.core.speculation.acceptance import LONGEST_COPY, Acceptance, TrackRecord
+from octavo.scheduler.core.speculation.acceptance import LEAST_WORTH, LONGEST_COPY, Acceptance, TrackRecord
 from octavo.scheduler.core.speculation.draft import Draft, DraftSource
 from octavo.scheduler.core.speculation.store import OutputStore, Owner
 from octavo.scheduler.core.speculation.text import LONGEST_MATCH, SHORTEST_MATCH, Text, tail
@@ -19,6 +19,7 @@ _REJOIN_AHEAD = 16
 _REJOIN_TOKENS = 16
 # Other sequences of a request whose outputs are searched; and sequences whose outputs are kept when it ends.
 _MOST_SIBLINGS = 4
+_NO_GUESSES = Draft([], [], DraftSource.PROMPT)
 
 
 @dataclass(slots=True)
@@ -47,11 +48,19 @@ class _Track:
 
 @dataclass(slots=True)
 class _GroupTexts:
-    """The texts that all sequences of a group share, and the track of each."""
+    """The texts that all sequences of a group share, and the track of each; and whose the group's outputs are."""
 
+    owner: Owner
     prompt: Text
     prediction: Text | None
     tracks: dict[Sequence, _Track] = field(default_factory=dict)
+
+    def each(self) -> Iterable[Text]:
+        """Yields all texts."""
+        yield self.prompt
+        if self.prediction is not None:
+            yield self.prediction
+        yield from (track.output for track in self.tracks.values())
 
 
 class Drafter:
@@ -64,16 +73,22 @@ class Drafter:
         # Groups whose outputs are not kept when they end.
         self._unkept: set[SequenceGroup] = set()
         self._acceptance = {source: Acceptance() for source in DraftSource}
+        self._worth = LEAST_WORTH
         self._may_index = _INDEXED_PER_STEP
+        # Texts that are indexed over some steps, the first first.
+        self._unindexed: dict[Text, None] = {}
 
-    def begin_step(self) -> None:
-        """Begins a step, whose proposals may index so many tokens together: long prompts are indexed over some
-        steps."""
+    def begin_step(self, worth: float = 0.0) -> None:
+        """Begins a step, in which a guess is `worth` a row if it comes true so often, with all before it. Texts that
+        were too long to be indexed in one step are indexed on."""
+        self._worth = max(worth, LEAST_WORTH)
         self._may_index = _INDEXED_PER_STEP
+        while self._may_index and self._unindexed:
+            self._index(next(iter(self._unindexed)))
 
     def propose(self, group: SequenceGroup, sequence: Sequence, most: int) -> Draft | None:
-        """Guesses up to `most` tokens that follow the known ones of a sequence of `group`; None if there is no text to
-        follow."""
+        """Guesses up to `most` tokens that follow the known ones of a sequence of `group`; none of them if it may go on
+        to repeat something. Returns None if it repeats nothing."""
         texts = self._groups.get(group)
         if texts is None:
             texts = self._groups[group] = _texts_of(group)
@@ -82,18 +97,19 @@ class Drafter:
             track = texts.tracks[sequence] = self._new_track(sequence, texts.prediction)
         _look(track, sequence.generated_token_ids)
         if track.cursor is None or track.cursor.length < SHORTEST_MATCH:
-            self._find(group, texts, track, sequence)
+            self._find(texts, track, sequence)
         cursor = track.cursor
-        if cursor is None or most < 1:
-            return None
-        token_ids = _copied(cursor, most)
-        chances = cursor.acceptance.chances(cursor.length, len(token_ids), track.record)
-        del token_ids[len(chances) :]
-        return Draft(token_ids, chances, cursor.source) if chances else None
+        if cursor is None:
+            may_begin = track.departed is not None or texts.prompt in self._unindexed
+            return _NO_GUESSES if may_begin else None
+        chances = cursor.acceptance.chances(cursor.length, _num_copied(cursor, most), track.record, self._worth)
+        return Draft(_copied(cursor, len(chances)), chances, cursor.source)
 
     def forget(self, group: SequenceGroup) -> None:
         """Forgets a group that has ended; its outputs are kept for others of its tenant and salt."""
-        self._groups.pop(group, None)
+        if (texts := self._groups.pop(group, None)) is not None:
+            for text in texts.each():
+                self._unindexed.pop(text, None)
         if group in self._unkept:
             self._unkept.remove(group)
             return
@@ -115,21 +131,29 @@ class Drafter:
             track.cursor = _Cursor(prediction, DraftSource.PREDICTION, acceptance, 0, 0)
         return track
 
-    def _find(self, group: SequenceGroup, texts: _GroupTexts, track: _Track, sequence: Sequence) -> None:
+    def _find(self, texts: _GroupTexts, track: _Track, sequence: Sequence) -> None:
         """Makes the sequence follow the text in which the longest run of its latest tokens stands."""
         known = sequence.num_known
         if known < SHORTEST_MATCH:
             return
         latest = tail(sequence.known_tokens(max(0, known - LONGEST_MATCH), known))
         length = track.cursor.length if track.cursor else 0
-        for source, text in self._searched(group, texts, track):
-            if self._may_index and text.num_indexed < len(text.tokens):
-                self._may_index -= text.index(self._may_index)
+        for source, text in self._searched(texts, track):
+            if text.num_indexed < len(text.tokens):
+                self._index(text)
             place, found = text.find(latest, length)
             if found:
                 track.cursor, length = _Cursor(text, source, self._acceptance[source], place, found), found
 
-    def _searched(self, group: SequenceGroup, texts: _GroupTexts, track: _Track) -> Iterable[tuple[DraftSource, Text]]:
+    def _index(self, text: Text) -> None:
+        """Indexes a text, as far as this step may; the next ones go on."""
+        self._may_index -= text.index(self._may_index)
+        if text.num_indexed < len(text.tokens):
+            self._unindexed[text] = None
+        else:
+            self._unindexed.pop(text, None)
+
+    def _searched(self, texts: _GroupTexts, track: _Track) -> Iterable[tuple[DraftSource, Text]]:
         """Yields the texts that a sequence may repeat, those first which win where others match as long."""
         if texts.prediction is not None:
             yield DraftSource.PREDICTION, texts.prediction
@@ -139,7 +163,7 @@ class Drafter:
             others = (each.output for each in texts.tracks.values() if each is not track)
             for text in islice(others, _MOST_SIBLINGS):
                 yield DraftSource.SIBLING, text
-        for text in self._store.texts(_owner(group)):
+        for text in self._store.texts(texts.owner):
             yield DraftSource.STORE, text
 
 
@@ -151,7 +175,7 @@ def _owner(group: SequenceGroup) -> Owner:
 
 def _texts_of(group: SequenceGroup) -> _GroupTexts:
     predicted = group.request.predicted_token_ids
-    return _GroupTexts(Text(group.request.prompt_token_ids), Text(predicted) if predicted else None)
+    return _GroupTexts(_owner(group), Text(group.request.prompt_token_ids), Text(predicted) if predicted else None)
 
 
 def _look(track: _Track, generated: list[int]) -> None:
@@ -195,9 +219,14 @@ def _rejoin(track: _Track, departed: _Cursor, token: int) -> None:
         track.cursor = _Cursor(departed.text, departed.source, departed.acceptance, found, 1)
 
 
-def _copied(cursor: _Cursor, most: int) -> list[int]:
+def _num_copied(cursor: _Cursor, most: int) -> int:
+    """Returns how many tokens can be copied from the cursor on: an output that repeats itself goes on repeating."""
+    return most if cursor.source is DraftSource.OUTPUT else min(most, len(cursor.text.tokens) - cursor.place)
+
+
+def _copied(cursor: _Cursor, count: int) -> list[int]:
     """Returns what stands at the cursor; at the end of an output that repeats itself, what would go on repeating."""
-    token_ids = list(cursor.text.tokens[cursor.place : cursor.place + most])
-    while cursor.source is DraftSource.OUTPUT and len(token_ids) < most:
-        token_ids += token_ids[: most - len(token_ids)]
+    token_ids = list(cursor.text.tokens[cursor.place : cursor.place + count])
+    while 0 < len(token_ids) < count:
+        token_ids += token_ids[: count - len(token_ids)]
     return token_ids

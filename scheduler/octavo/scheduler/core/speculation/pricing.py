@@ -136,6 +136,12 @@ class Prices:
         below = min(max(bisect_right(self._rows, rows) - 1, 0), len(self._slopes) - 1)
         return self.row_factor * min(self._slopes[below:])
 
+    def worth(self, num_decodes: int, other_rows: int) -> float:
+        """Returns the tokens that a guess must bring to be worth a row of such a step: as many as others would in the
+        least time that a row takes."""
+        seconds = self.seconds(num_decodes) + self.gap_s
+        return num_decodes * self.least_growth(num_decodes + other_rows) / seconds
+
     def may_pay(self, num_decodes: int, other_rows: int) -> bool:
         """Tells whether guesses could pay in a step that decodes so many sequences beside so many rows of prompts, if
         all were as good as any are and waiting cost nothing."""

@@ -14,6 +14,8 @@ from octavo.wire.steps import MAX_DRAFT_TOKENS
 
 # Workers of older schemas know no drafts, nor what becomes of their blocks.
 _FIRST_SCHEMA = 9
+# Sequences for which a step asks on average where all repeat nothing: asking a full batch takes a millisecond.
+_ASKED_PER_STEP = 4
 
 Decode = tuple[SequenceGroup, Sequence]
 _Proposal = tuple[RequestGroup, Sequence, Draft]
@@ -78,14 +80,15 @@ class Speculation:
     def spend(self, replica: Replica, decodes: list[Decode], other_rows: int, room: Room) -> Spending:
         """Returns which of a step's decodes are planned now beside `other_rows` of prompts, and drafts for them as far
         as there is `room`."""
-        if self._setting == "auto" and not replica.prices.may_pay(len(decodes), other_rows):
+        prices, is_priced = replica.prices, self._setting == "auto"
+        if is_priced and not prices.may_pay(len(decodes), other_rows):
             return Spending(decodes)
-        self._drafter.begin_step()
-        proposals = self._proposals(replica, decodes)
+        self._drafter.begin_step(prices.worth(len(decodes), other_rows) if is_priced else 0.0)
+        proposals = self._proposals(replica, decodes, len(decodes) // _ASKED_PER_STEP if is_priced else 1)
         if not proposals:
             return Spending(decodes)
         offers = [Offer(draft.chances, sequence.placement.num_in_flight > 0) for _, sequence, draft in proposals]
-        decision = self._decide(replica.prices, offers, len(decodes), other_rows, room.rows)
+        decision = self._decide(prices, offers, len(decodes), other_rows, room.rows)
         if decision.pace is Pace.ALL and replica.outstanding:
             return Spending(decodes, stands=False)
         chosen = [(proposal, count) for proposal, count in zip(proposals, decision.counts, strict=True) if count]
@@ -103,16 +106,25 @@ class Speculation:
             return decide(prices, offers, num_decodes, other_rows, num_rows)
         return always(self._most, offers)
 
-    def _proposals(self, replica: Replica, decodes: list[Decode]) -> list[_Proposal]:
-        """Returns the drafts that the drafter proposes, with their sequences, in the order of `decodes`."""
+    def _proposals(self, replica: Replica, decodes: list[Decode], longest: int) -> list[_Proposal]:
+        """Returns the drafts that the drafter proposes, with their sequences, in the order of `decodes`. Of a sequence
+        that repeats nothing it is asked in every second step, every fourth and so on, down to one of the `longest`
+        many."""
         found: list[_Proposal] = []
-        vocab_size = replica.hello.model.vocab_size
+        vocab_size, step_id = replica.hello.model.vocab_size, replica.next_plan.step_id
         for group, sequence in decodes:
+            placement = sequence.placement
+            # Ids in a row have their turns in different steps.
+            if placement.draft_period > 1 and (step_id + placement.sequence_id) % min(placement.draft_period, longest):
+                continue
             if not isinstance(group, RequestGroup) or not _may_draft(group, sequence):
                 continue
             # Of a token in flight the first guess is for that, and takes no row.
-            most = min(self._most + sequence.placement.num_in_flight, group.longest - sequence.num_known - 1)
-            draft = self._drafter.propose(group, sequence, most) if most > 0 else None
+            most = min(self._most + placement.num_in_flight, group.longest - sequence.num_known - 1)
+            if most < 1:
+                continue
+            draft = self._drafter.propose(group, sequence, most)
+            placement.draft_period = 1 if draft is not None else max(1, min(2 * placement.draft_period, longest))
             if draft is not None and (sound := _cut(draft, min(most, _num_sound(draft.token_ids, vocab_size)))):
                 found.append((group, sequence, sound))
         return found

@@ -76,10 +76,14 @@ def decode(builder: StepBuilder, found: Runnable, head: SequenceGroup | None = N
         decodes = _preempt(builder, decodes)
     elif builder.speculation is not None and decodes:
         return _decode_with_drafts(builder, builder.speculation, found, head)
+    _compute(builder, decodes)
+    return True
+
+
+def _compute(builder: StepBuilder, decodes: list[Decode]) -> None:
     # Decodes never exceed the budget: each has a sequence slot, and there are no more slots than tokens in a step.
     for group, sequence in decodes:
         builder.compute(group, sequence, 1)
-    return True
 
 
 def _decode_with_drafts(
@@ -96,13 +100,16 @@ def _decode_with_drafts(
     # What waits has its place in the step all the same: who would come instead would be the next to be preempted.
     builder.budget -= len(spending.waiting)
     builder.num_kept = replica.kv.num_missing(spending.waiting)
+    if not spending.drafts:
+        _compute(builder, spending.decodes)
+        return True
     for group, sequence in spending.decodes:
         draft = spending.drafts.get(sequence)
         if draft is None:
             builder.compute(group, sequence, 1)
         else:
             builder.check(group, sequence, draft)
-    builder.is_awaited = spending.is_awaited and bool(spending.drafts)
+    builder.is_awaited = spending.is_awaited
     return True
 
 

@@ -25,7 +25,7 @@ class ScriptedDrafter(Drafter):
         self._source = source
         self._chance = chance
 
-    def begin_step(self) -> None:
+    def begin_step(self, worth: float = 0.0) -> None:
         """Does nothing."""
 
     def propose(self, group: SequenceGroup, sequence: Sequence, most: int) -> Draft | None:
