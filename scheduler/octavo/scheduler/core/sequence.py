@@ -78,8 +78,8 @@ class Placement:
     parent: "Sequence | None" = None
     # Known tokens that the worker knows; a beam's next one is sent with the work that computes it.
     num_sent: int = 0
-    # One of so many steps asks for a draft.
-    draft_period: int = 1
+    # The drafter has found a text that the sequence repeats, or has not looked for one yet.
+    may_repeat: bool = True
 
     @property
     def is_ready(self) -> bool:

@@ -14,8 +14,8 @@ from octavo.wire.steps import MAX_DRAFT_TOKENS
 
 # Workers of older schemas know no drafts, nor what becomes of their blocks.
 _FIRST_SCHEMA = 9
-# Sequences for which a step asks on average where all repeat nothing: asking a full batch takes a millisecond.
-_ASKED_PER_STEP = 4
+# Sequences for which a step asks though they repeat nothing: to ask for all of a batch would take a millisecond.
+_ASKED_IN_TURN = 4
 
 Decode = tuple[SequenceGroup, Sequence]
 _Proposal = tuple[RequestGroup, Sequence, Draft]
@@ -84,7 +84,7 @@ class Speculation:
         if is_priced and not prices.may_pay(len(decodes), other_rows):
             return Spending(decodes)
         self._drafter.begin_step(prices.worth(len(decodes), other_rows) if is_priced else 0.0)
-        proposals = self._proposals(replica, decodes, len(decodes) // _ASKED_PER_STEP if is_priced else 1)
+        proposals = self._proposals(replica, decodes)
         if not proposals:
             return Spending(decodes)
         offers = [Offer(draft.chances, sequence.placement.num_in_flight > 0) for _, sequence, draft in proposals]
@@ -106,28 +106,31 @@ class Speculation:
             return decide(prices, offers, num_decodes, other_rows, num_rows)
         return always(self._most, offers)
 
-    def _proposals(self, replica: Replica, decodes: list[Decode], longest: int) -> list[_Proposal]:
-        """Returns the drafts that the drafter proposes, with their sequences, in the order of `decodes`. Of a sequence
-        that repeats nothing it is asked in every second step, every fourth and so on, down to one of the `longest`
-        many."""
+    def _proposals(self, replica: Replica, decodes: list[Decode]) -> list[_Proposal]:
+        """Returns the drafts that the drafter proposes to those that it is asked for, with their sequences."""
         found: list[_Proposal] = []
-        vocab_size, step_id = replica.hello.model.vocab_size, replica.next_plan.step_id
-        for group, sequence in decodes:
-            placement = sequence.placement
-            # Ids in a row have their turns in different steps.
-            if placement.draft_period > 1 and (step_id + placement.sequence_id) % min(placement.draft_period, longest):
-                continue
+        vocab_size = replica.hello.model.vocab_size
+        for group, sequence in self._asked(decodes, replica.next_plan.step_id):
             if not isinstance(group, RequestGroup) or not _may_draft(group, sequence):
                 continue
             # Of a token in flight the first guess is for that, and takes no row.
-            most = min(self._most + placement.num_in_flight, group.longest - sequence.num_known - 1)
+            most = min(self._most + sequence.placement.num_in_flight, group.longest - sequence.num_known - 1)
             if most < 1:
                 continue
             draft = self._drafter.propose(group, sequence, most)
-            placement.draft_period = 1 if draft is not None else max(1, min(2 * placement.draft_period, longest))
+            sequence.placement.may_repeat = draft is not None
             if draft is not None and (sound := _cut(draft, min(most, _num_sound(draft.token_ids, vocab_size)))):
                 found.append((group, sequence, sound))
         return found
+
+    def _asked(self, decodes: list[Decode], step_id: int) -> list[Decode]:
+        """Returns the decodes for which the drafter is asked: where it is for their price, of those that repeated
+        nothing when they were asked last a few, in turn."""
+        if self._setting != "auto":
+            return decodes
+        period = max(1, len(decodes) // _ASKED_IN_TURN)
+        asked = [decode for decode in decodes if decode[1].placement.may_repeat]
+        return asked + [decode for decode in decodes[step_id % period :: period] if not decode[1].placement.may_repeat]
 
 
 def _may_draft(group: RequestGroup, sequence: Sequence) -> bool:
