@@ -98,7 +98,9 @@ def test_a_command_whose_extra_is_missing_says_how_to_install_it(
         "OCTAVO_MODEL": str(tmp_path / "model"),
         "OCTAVO_LISTEN": "127.0.0.1:0",
     }
-    result = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=240)
+    result = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=240
+    )
     assert result.returncode == 1, result.stderr
     assert result.stderr.splitlines()[-1] == (
         f"Error: `octavo {command}` needs {absent}, which is not installed; in Octavo's source tree run:"

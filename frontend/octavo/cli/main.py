@@ -30,6 +30,7 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "prefix": ("octavo.scheduler.cli.operate:prefix", "Pin, list and unpin prefixes that stay computed."),
     "cache": ("octavo.scheduler.cli.operate:cache", "Reset what prefix caching keeps."),
     "worker": ("octavo.worker.cli.worker:worker", "Run one worker: weights, KV blocks, the model."),
+    "kv-disk": ("octavo.worker.cli.kv_disk:kv_disk", "List, verify and clear the KV blocks on a disk."),
     "calibrate": ("octavo.worker.cli.calibrate:calibrate", "Measure how long a worker's steps take, for simulations."),
     "evaluate": ("octavo.quality.cli:evaluate", "Say how well a model predicts a text, and what its format lost."),
     "simulate": ("octavo.simulator.cli:simulate", "Tell how a load would run on workers that are not there."),

@@ -3,7 +3,8 @@
 Blocks are written and read as a worker does it: eight at a time, by the store's threads. Nothing waits for the disk
 itself, so what is measured is what a block costs the machine while the page cache has room. A start is measured with
 the tables in the page cache, and again after it was told to let go of them. Last, a store that is too small serves
-conversations that come back, beside exact LRU and plain FIFO of as many blocks.
+conversations that come back, beside exact LRU and FIFO, which have room for as many blocks and no
+segments: half-empty files and headers are on the store alone.
 """
 
 import argparse

@@ -6,10 +6,8 @@ again. So nothing is synchronised, a full queue drops what comes, and each failu
 "not kept".
 
 The oldest segments make way for new ones, whole. What is read from the oldest quarter of the store, or written while it
-lies there, is written once more, among the youngest: blocks in use stay, and no process needs to know what others have
-read. Of conversations that come back this finds up to two in a hundred blocks more than to let all go in order, for a
-tenth to a third more writes; to ask of each block whether it was read, as it goes, finds two to four more again, but
-writes half as much more (`octavo.bench.parts.kv_store`).
+lies there, is written once more, among the youngest: blocks in use stay, for about a fifth more writes in conversations
+that come back (`octavo.bench.parts.kv_store`), and no process needs to know what others have read.
 """
 
 import contextlib
