@@ -26,6 +26,9 @@ _HEARTBEAT_TIMEOUT_MS = 6_000
 _HANDSHAKE_MS = 5_000
 _RECONNECT_MS = 50
 _RECONNECT_MAX_MS = 1_000
+# For so long a closed socket goes on sending to strangers, whose messages have several frames: where it drops one of
+# which the first frames have left, and their reader goes at the same moment, libzmq aborts (its issue 3442).
+_FOREIGN_LINGER_MS = 250
 # Older ones can be crashed by whoever reaches their port, with keys or without.
 _OLDEST_LIBZMQ = (4, 3, 5)
 
@@ -131,7 +134,7 @@ def _guarded(context: "zmq.Context[S]", kind: int, *, is_foreign: bool = False) 
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
     socket.setsockopt(zmq.SNDHWM, _HIGH_WATER_MARK)
     socket.setsockopt(zmq.RCVHWM, _HIGH_WATER_MARK)
-    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.LINGER, _FOREIGN_LINGER_MS if is_foreign else 0)
     socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
     if is_foreign:
         # Not all that speak ZMTP answer its heartbeats.
