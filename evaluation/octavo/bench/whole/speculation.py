@@ -145,7 +145,7 @@ class Pair(ExitStack):
                 Stack(
                     model,
                     self._directory / setting,
-                    {**environment, "OCTAVO_SPECULATION": setting, "OCTAVO_EVENT_LOG": str(self._log(setting))},
+                    {**environment, "OCTAVO_SPECULATION": setting, "OCTAVO_EVENT_LOG": str(self.log(setting))},
                 )
             )
             for setting in SETTINGS
@@ -154,13 +154,14 @@ class Pair(ExitStack):
         for stack in self.stacks.values():
             stack.start_all()
 
-    def _log(self, setting: str) -> Path:
+    def log(self, setting: str) -> Path:
+        """Returns the path of a stack's event log."""
         return self._directory / f"{setting}.events"
 
     def records(self, setting: str) -> Iterator[Record]:
         """Ends a stack's scheduler, whose event log is whole then; yields its records."""
         self.stacks[setting].kill("scheduler", signal.SIGTERM)
-        with self._log(setting).open("rb") as file:
+        with self.log(setting).open("rb") as file:
             yield from read_records(file)
 
 
