@@ -123,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 *(f"{each.tokens_per_step:.2f}", f"{simulated / real:.2f}"),
             )
         )
-    print(table(rows))
+    print("\n".join(table(rows)))
     return 0
 
 
