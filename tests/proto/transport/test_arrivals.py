@@ -12,7 +12,8 @@ import pytest
 import uvloop
 import zmq
 
-from octavo.runtime.transport.arrivals import Arrivals, has_arrived, may_send
+from octavo.runtime.transport.arrivals import Arrivals
+from octavo.runtime.transport.messages import has_arrived, may_send
 from octavo.runtime.transport.sockets import bind_router, connect_dealer
 from octavo.scheduler.server.wakeup import Wakeup
 

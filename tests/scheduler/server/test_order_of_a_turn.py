@@ -25,23 +25,27 @@ class Router:
     """A ROUTER socket in memory with one peer. What is sent goes to `sent`, which routers may share."""
 
     def __init__(self, sent: list[Message], decode: Any) -> None:
-        self._arrived: deque[bytes] = deque()
+        self._arrived: deque[zmq.Frame] = deque()
         self._sent = sent
         self._decode = decode
 
     def arrives(self, message: Message) -> None:
-        self._arrived.append(encode(message))
+        first = zmq.Frame(b"peer")
+        first.more = True
+        self._arrived += first, zmq.Frame(encode(message))
 
     def getsockopt(self, option: int) -> int:
         assert option == zmq.EVENTS
         return zmq.POLLIN if self._arrived else 0
 
-    def recv_multipart(self, flags: int) -> list[bytes]:
-        return [b"peer", self._arrived.popleft()]
+    def recv(self, flags: int, *, copy: bool) -> zmq.Frame:
+        return self._arrived.popleft()
 
-    def send_multipart(self, frames: list[bytes], flags: int) -> None:
-        assert frames[0] == b"peer"
-        self._sent.append(self._decode(frames[1]))
+    def send(self, frame: bytes, flags: int) -> None:
+        if flags & zmq.SNDMORE:
+            assert frame == b"peer"
+        else:
+            self._sent.append(self._decode(frame))
 
 
 class Served:

@@ -16,8 +16,9 @@ from octavo.frontend.errors import Overloaded, Reason, Unavailable
 from octavo.frontend.scheduler.pinned_prefixes import PinnedPrefixes
 from octavo.frontend.scheduler.prefix_router import CellLoad
 from octavo.frontend.scheduler.session import LiveRequest, SchedulerSession
-from octavo.runtime.transport.arrivals import NOBLOCK, Arrivals, has_arrived, may_send
+from octavo.runtime.transport.arrivals import Arrivals
 from octavo.runtime.transport.curve_keys import ClientKeys
+from octavo.runtime.transport.messages import has_arrived, may_send, receive, send
 from octavo.runtime.transport.sockets import connect_dealer
 from octavo.wire.codec import WireError, decode_to_frontend, encode
 from octavo.wire.requests import (
@@ -244,7 +245,7 @@ class SchedulerClient:
         if self._is_cut_off and may_send(socket):
             self._hurry.set()
         if has_arrived(socket):
-            self._receive(socket.recv_multipart(NOBLOCK))
+            self._receive(receive(socket))
         return math.inf
 
     def _receive(self, frames: list[bytes]) -> None:
@@ -340,7 +341,7 @@ def _call_on(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
 def _has_left(socket: "zmq.Socket[bytes]", frame: bytes) -> bool:
     """Sends `frame` without waiting; returns whether the frame left. A renewal repairs the loss of one that did not."""
     try:
-        socket.send(frame, NOBLOCK)
+        send(socket, frame)
     except zmq.Again:
         return False
     return True

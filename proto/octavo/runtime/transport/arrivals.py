@@ -5,35 +5,17 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol, cast
+from typing import Any, Protocol
 
 import zmq
 
-# Plain numbers: the flags of the library are enumerations, whose arithmetic costs more than the calls that take them.
-_EVENTS: Final = int(zmq.EVENTS)
-_POLLIN: Final = int(zmq.POLLIN)
-_POLLOUT: Final = int(zmq.POLLOUT)
-NOBLOCK: Final = int(zmq.NOBLOCK)
+from octavo.runtime.transport.messages import has_arrived
 
 
 class Readable(Protocol):
     """An object that can be waited for until it is readable."""
 
     def fileno(self) -> int: ...
-
-
-def has_arrived(socket: "zmq.Socket[Any]") -> bool:
-    """Tells whether there is a message to receive."""
-    return bool(_events(socket) & _POLLIN)
-
-
-def may_send(socket: "zmq.Socket[Any]") -> bool:
-    """Tells whether a message would leave."""
-    return bool(_events(socket) & _POLLOUT)
-
-
-def _events(socket: "zmq.Socket[Any]") -> int:
-    return cast(int, socket.getsockopt(_EVENTS))
 
 
 class Arrivals:

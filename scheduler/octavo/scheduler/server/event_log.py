@@ -36,6 +36,10 @@ class LogEntry:
     missed: int
 
 
+# What Python takes for the object of a record, beside its content.
+_BYTES_OF_A_RECORD: Final = sys.getsizeof(b"")
+
+
 class StepFeed:
     """Keeps records in memory, numbered from 1 on: as many of the newest as `max_bytes` hold, and always the last.
 
@@ -48,7 +52,7 @@ class StepFeed:
         self._size = 0
         # The number of the newest record; 0 before the first.
         self.last = 0
-        self._appended = asyncio.Event()
+        self._appended, self._is_awaited = asyncio.Event(), False
 
     @property
     def first(self) -> int:
@@ -59,10 +63,12 @@ class StepFeed:
         """Adds a record, and lets old ones go."""
         self._records.append(record)
         self.last += 1
-        self._size += sys.getsizeof(record)
+        self._size += _BYTES_OF_A_RECORD + len(record)
         while self._size > self._max_bytes and len(self._records) > 1:
-            self._size -= sys.getsizeof(self._records.popleft())
-        self._appended.set()
+            self._size -= _BYTES_OF_A_RECORD + len(self._records.popleft())
+        if self._is_awaited:
+            self._is_awaited = False
+            self._appended.set()
 
     async def follow(self, start: int) -> AsyncGenerator[LogEntry, None]:
         """Yields records from number `start` on (0: from the oldest that is kept), those to come too, without end."""
@@ -70,6 +76,7 @@ class StepFeed:
         while True:
             while number > self.last:
                 self._appended.clear()
+                self._is_awaited = True
                 await self._appended.wait()
             missed = max(0, self.first - number)
             number += missed

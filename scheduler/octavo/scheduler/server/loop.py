@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 import msgspec
 import zmq
 
-from octavo.runtime.transport.arrivals import NOBLOCK, Arrivals, has_arrived
+from octavo.runtime.transport.arrivals import Arrivals
+from octavo.runtime.transport.messages import has_arrived, receive, send_to
 from octavo.scheduler.core.config import Preemption
 from octavo.scheduler.core.events import (
     CacheReset,
@@ -109,7 +110,7 @@ class Wire:
         for _ in range(_BATCH):
             if not has_arrived(self.socket):
                 return
-            yield self.socket.recv_multipart(NOBLOCK)
+            yield receive(self.socket)
 
     def send(self, peer_id: int, message: Message) -> bool:
         """Sends a message and returns whether it left; False if the peer has gone or does not read."""
@@ -120,11 +121,22 @@ class Wire:
         """Sends a message to a connection, known peer or not, and returns whether it left: messages for strangers read
         the same in every schema."""
         frame = encode_for(message, self._version_of.get(connection, SCHEMA_VERSION))
-        if frame is None:
-            # The peer's schema has no such message, and the peer goes on without it.
-            return True
+        # A peer whose schema has no such message goes on without it.
+        return frame is None or self._has_left(connection, frame)
+
+    def encoded(self, peer_id: int, message: Message) -> bytes | None:
+        """Encodes a message for a peer; None if nobody is known by that id, or its schema has no such message."""
+        connection = self._connection_of.get(peer_id)
+        return None if connection is None else encode_for(message, self._version_of[connection])
+
+    def send_encoded(self, peer_id: int, frame: bytes) -> bool:
+        """Sends what was encoded for a peer, and returns whether it left: see `send`."""
+        connection = self._connection_of.get(peer_id)
+        return connection is not None and self._has_left(connection, frame)
+
+    def _has_left(self, connection: bytes, frame: bytes) -> bool:
         try:
-            self.socket.send_multipart([connection, frame], NOBLOCK)
+            send_to(self.socket, connection, frame)
         except zmq.ZMQError:
             return False
         return True
@@ -158,8 +170,8 @@ class SchedulerShell:
         self._departure = departure
         self._looks_at: list[float] = []
         self._after_turn = after_turn
-        # Messages to frontends, which leave together at the end of a turn.
-        self._for_frontends: list[SendToFrontend] = []
+        # Messages to frontends, by their ids and in bytes, which leave together at the end of a turn.
+        self._for_frontends: list[tuple[int, bytes]] = []
 
     async def run(self) -> None:
         """Serves until cancelled."""
@@ -310,8 +322,9 @@ class SchedulerShell:
     def _perform(self, effects: list[Effect], now: float) -> None:
         for effect in effects:
             match effect:
-                case SendToFrontend():
-                    self._for_frontends.append(effect)
+                case SendToFrontend(frontend_id, message):
+                    if (frame := self._frontends.encoded(frontend_id, message)) is not None:
+                        self._for_frontends.append((frontend_id, frame))
                 case SendToReplica(replica_id, message):
                     self._send_to_replica(replica_id, message, now)
                 case FrontendLost(frontend_id):
@@ -339,12 +352,12 @@ class SchedulerShell:
         )
 
     def _send_to_frontends(self) -> None:
-        """Sends what has gathered, behind the plans: workers wait for those, and the thread that writes to sockets is
-        woken once for both."""
-        messages, self._for_frontends = self._for_frontends, []
-        for each in messages:
+        """Sends what has gathered, right behind the plans: workers wait for those, and the thread that writes to
+        sockets is woken once for both."""
+        frames, self._for_frontends = self._for_frontends, []
+        for frontend_id, frame in frames:
             # A frontend that cannot be reached asks again, or its lease runs out.
-            self._frontends.send(each.frontend_id, each.message)
+            self._frontends.send_encoded(frontend_id, frame)
 
     def _send_to_replica(self, replica_id: int, message: ToWorker, now: float) -> None:
         if isinstance(message, StepPlan):

@@ -50,23 +50,29 @@ class Router:
         self.connections: dict[bytes, Connection] = {}
         self._random = random
         self._has_rung = False
-        self._inbox: deque[list[bytes]] = deque()
+        # Frames, of messages of two each.
+        self._inbox: deque[zmq.Frame] = deque()
+        self._addressee = b""
 
     def getsockopt(self, option: int) -> int:
         assert option == zmq.EVENTS
         return int(zmq.POLLIN) if self._inbox else 0
 
-    def recv_multipart(self, flags: int = 0) -> list[bytes]:
+    def recv(self, flags: int, *, copy: bool) -> zmq.Frame:
         return self._inbox.popleft()
 
-    def send_multipart(self, frames: list[bytes], flags: int = 0) -> None:
-        connection = self.connections.get(frames[0])
-        if connection is None:
+    def send(self, frame: bytes, flags: int) -> None:
+        if not flags & zmq.SNDMORE:
+            self.connections[self._addressee].send_down(frame)
+        elif frame not in self.connections:
             raise zmq.ZMQError(zmq.EHOSTUNREACH)
-        connection.send_down(frames[1])
+        else:
+            self._addressee = frame
 
     def deliver(self, name: bytes, frame: bytes) -> None:
-        self._inbox.append([name, frame])
+        first = zmq.Frame(name)
+        first.more = True
+        self._inbox += first, zmq.Frame(frame)
         self.process.wake()
 
     def disconnected(self, connection: Connection) -> None:
