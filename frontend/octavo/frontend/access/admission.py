@@ -79,12 +79,9 @@ class Ticket:
         self._logprob_bytes = logprob_bytes
         self._total = tokens
         self._done = 0
+        # Tokens of the request that are still to be computed.
+        self.work_tokens = tokens
         self._open = True
-
-    @property
-    def work_tokens(self) -> int:
-        """Returns the tokens of the request that are still to be computed."""
-        return max(0, self._total - self._done)
 
     def correct(self, tokens: int) -> None:
         """Sets the request's work to `tokens`, once its prompt is tokenized and its limits are resolved."""
@@ -104,9 +101,9 @@ class Ticket:
             self._admission.close(self._tenant, self._logprob_bytes)
 
     def _change(self, more: int = 0, done: int = 0) -> None:
-        before = self.work_tokens
         self._total += more
         self._done += done
+        before, self.work_tokens = self.work_tokens, max(0, self._total - self._done)
         self._admission.book(self._tenant, self.work_tokens - before, done)
 
 
@@ -171,7 +168,7 @@ class Admission:
     def book(self, tenant: str, tokens: int, done: int = 0) -> None:
         """Adds `tokens` (may be negative) to a ticket's work, and counts `done` as computed. For tickets alone."""
         # Before the counts change, for the rate depends on whether anything was held until now.
-        self._rate.done(done, self._clock(), busy=self.requests > 0)
+        self._rate.done(done, self._clock(), busy=self._held.requests > 0)
         self._held.work_tokens += tokens
         self._tenants[tenant].work_tokens += tokens
 

@@ -9,6 +9,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
+from typing import Final
 
 import zmq
 
@@ -41,6 +42,8 @@ _HELLO_INTERVAL_S = 0.2
 # A load that is older is not told any more: every answer to a renewal brings a new one.
 _LOAD_LASTS_S = 2 * RENEW_INTERVAL_S
 _COMPLAINT_INTERVAL_S = 1.0
+# Messages that tell of requests alone.
+_OF_REQUESTS: Final = (Deltas, Notices)
 
 
 class SchedulerAvailability(enum.Enum):
@@ -260,15 +263,13 @@ class SchedulerClient:
         self._send(self._session.receive(message, now))
         if self._session.refused is not None:
             raise SchedulerRefused(self._session.refused)
-        if (
-            isinstance(message, Deltas | Notices)
-            and message.epoch == self._session.epoch
-            and self._announced is SchedulerAvailability.READY
-        ):
+        if not isinstance(message, _OF_REQUESTS):
+            self._announce(is_news=True)
+        elif message.epoch == self._session.epoch and self._announced is SchedulerAvailability.READY:
             # Tokens are most of what comes, and tell only that the scheduler is still there.
             self._ready_at = now
         else:
-            self._announce(is_news=not isinstance(message, Deltas | Notices))
+            self._announce(is_news=False)
 
     def _drop(self, error: WireError) -> None:
         self.dropped_messages += 1

@@ -58,8 +58,9 @@ class SequenceJournal:
 
     def __init__(self, sampling: SamplingParams) -> None:
         self.token_ids: list[int] = []
+        self._table = None if sampling.logprobs is None else LogprobTable()
         # One entry per token, if logprobs were asked for.
-        self.logprobs: Sequence[Logprobs] = () if sampling.logprobs is None else LogprobTable()
+        self.logprobs: Sequence[Logprobs] = () if self._table is None else self._table
         # The score of a beam search's result, from the scheduler.
         self.cumulative_logprob: float | None = None
         self.ended = False
@@ -90,8 +91,8 @@ class SequenceJournal:
     def extend(self, delta: Delta) -> None:
         """Appends a `delta` that continues the sequence."""
         self.token_ids.extend(delta.token_ids)
-        if isinstance(self.logprobs, LogprobTable):
-            self.logprobs.extend(delta.logprobs)
+        if self._table is not None:
+            self._table.extend(delta.logprobs)
         self.cumulative_logprob = delta.cumulative_logprob
         self.ended = delta.finish_reason is not None
         if delta.drafted:

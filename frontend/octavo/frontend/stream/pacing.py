@@ -37,20 +37,24 @@ class Turns:
         self._beside = beside
         self._clock = clock
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._taken = 0
+        # How much goes on in this turn, and how much may; counted from the first piece of work on.
         self._is_counting = False
+        self._taken, self._most = 0, alone
         self._came_at = float("-inf")
 
     def call_came(self) -> None:
         """Notes that a call was taken in."""
         self._came_at = self._now()
+        self._most = self._beside
 
     def take_now(self) -> bool:
         """Takes room for one piece of work if there is any in this turn of the event loop; returns whether there
         was."""
-        if self._waiting or self._taken >= self._most():
+        if not self._is_counting:
+            self._begin_turn()
+        if self._taken >= self._most or self._waiting:
             return False
-        self._count(1)
+        self._taken += 1
         return True
 
     async def take(self) -> None:
@@ -59,7 +63,6 @@ class Turns:
             return
         future = asyncio.get_running_loop().create_future()
         self._waiting.append(future)
-        self._count(0)
         await future
 
     @classmethod
@@ -67,29 +70,25 @@ class Turns:
         """Makes the turns for requests that are read, checked and prepared."""
         return cls(_BEGINNINGS_ALONE, _BEGINNINGS_BESIDE)
 
-    def _most(self) -> int:
-        return self._beside if self._now() - self._came_at < _COMING_S else self._alone
-
     def _now(self) -> float:
         return self._clock() if self._clock else asyncio.get_running_loop().time()
 
-    def _count(self, taken: int) -> None:
-        self._taken += taken
-        if not self._is_counting:
-            self._is_counting = True
-            asyncio.get_running_loop().call_soon(self._next_turn)
+    def _begin_turn(self) -> None:
+        self._is_counting = True
+        self._taken, self._most = 0, self._beside if self._now() - self._came_at < _COMING_S else self._alone
+        asyncio.get_running_loop().call_soon(self._next_turn)
 
     def _next_turn(self) -> None:
-        self._taken, self._is_counting = 0, False
-        most = self._most()
-        while self._waiting and self._taken < most:
+        self._is_counting = False
+        if not self._waiting:
+            return
+        self._begin_turn()
+        while self._waiting and self._taken < self._most:
             future = self._waiting.popleft()
             # The request that waits may have been cancelled.
             if not future.done():
                 future.set_result(None)
                 self._taken += 1
-        if self._taken or self._waiting:
-            self._count(0)
 
 
 class Watch:

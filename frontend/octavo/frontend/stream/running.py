@@ -15,14 +15,32 @@ from octavo.runtime.telemetry.tracing import Span
 from octavo.wire.requests import NoticeKind
 
 
-class Reader(asyncio.Event):
-    """Is the right to read the events of a request, and set whenever there is news. `over` is the error that ended the
-    right, if any."""
+class Reader:
+    """Is the right to read the events of a request, and hears of news. `over` is the error that ended the right, if
+    any.
+
+    One task waits at a time: `asyncio.Event` does the same for many, at three times the cost.
+    """
+
+    __slots__ = ("_has_news", "_waiting", "over")
 
     def __init__(self) -> None:
-        super().__init__()
         self.over: ServiceError | None = None
-        self.set()
+        self._has_news = True
+        self._waiting: asyncio.Future[None] | None = None
+
+    def set(self) -> None:
+        """Tells that there is news."""
+        self._has_news = True
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    async def news(self) -> None:
+        """Returns once there was news since the last call; at first at once."""
+        if not self._has_news:
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
+        self._has_news = False
 
     def end(self, error: ServiceError) -> None:
         """Ends the right, and wakes who has it; the first error stays."""
@@ -118,10 +136,10 @@ class RunningRequest:
 
     async def wait(self, reader: Reader) -> None:
         """Returns once there was news since the last call. Raises the error that ended the reading or the request."""
-        await reader.wait()
+        if not (reader.over or self.failure):
+            await reader.news()
         if error := reader.over or self.failure:
             raise error
-        reader.clear()
 
     def take_notices(self) -> list[RequestNotice]:
         """Returns the notices since the last call, in order."""

@@ -9,8 +9,6 @@ from typing import Any, Protocol
 
 import zmq
 
-from octavo.runtime.transport.messages import has_arrived
-
 
 class Readable(Protocol):
     """An object that can be waited for until it is readable."""
@@ -29,6 +27,9 @@ class Arrivals:
     def __init__(self, take: Callable[[], float], sockets: "Sequence[zmq.Socket[Any]]", *others: Readable) -> None:
         self._take = take
         self._sockets = sockets
+        self._poller = zmq.Poller()
+        for socket in sockets:
+            self._poller.register(socket, zmq.POLLIN)
         self._others = others
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failure: asyncio.Future[None] | None = None
@@ -59,7 +60,7 @@ class Arrivals:
 
     def look(self) -> None:
         """Has what is there taken soon, if anything is; does nothing where it does not run."""
-        if self._loop and self._failure and not self._soon and any(map(has_arrived, self._sockets)):
+        if self._loop and self._failure and not self._soon and self._poller.poll(0):
             self._soon = self._loop.call_soon(self._call)
 
     def _call(self) -> None:

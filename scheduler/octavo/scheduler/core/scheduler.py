@@ -107,6 +107,9 @@ class Scheduler:
         """Takes in one event and returns its effects. `now` is the shell's monotonic clock in seconds and never goes
         back."""
         match event:
+            # The most frequent first, for cases are tried in turn.
+            case StepAnswered(replica_id, result):
+                results.take(self.state, self.replicas[replica_id], result, now)
             case FrontendJoined(frontend_id):
                 self._frontends.join(frontend_id, now)
             case RequestSubmitted(frontend_id, request):
@@ -142,8 +145,6 @@ class Scheduler:
                 workers.readmit(self.state, worker_id)
             case QuarantineCleared(payload):
                 self.quarantine.clear(payload)
-            case StepAnswered(replica_id, result):
-                results.take(self.state, self.replicas[replica_id], result, now)
             case Tick():
                 self._frontends.lose_overdue(now)
                 self._frontends.tell_load(now)

@@ -45,7 +45,7 @@ class OutstandingStep:
 
 def num_sampled(result: StepResult) -> int:
     """Counts the tokens and candidates that sequences got in a step."""
-    further = sum(len(each.token_ids) for each in result.further)
+    further = sum(len(each.token_ids) for each in result.further) if result.further else 0
     return len(result.sampled) + len(result.candidates) + further
 
 
