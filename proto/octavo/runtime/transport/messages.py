@@ -16,13 +16,13 @@ _NOBLOCK_MORE: Final = _NOBLOCK | int(zmq.SNDMORE)
 def has_arrived(socket: "zmq.Socket[Any]") -> bool:
     """Tells whether there is a message to receive."""
     events: Any = socket.getsockopt(_EVENTS)
-    return events & _POLLIN != 0
+    return bool(events & _POLLIN)
 
 
 def may_send(socket: "zmq.Socket[Any]") -> bool:
     """Tells whether a message would leave."""
     events: Any = socket.getsockopt(_EVENTS)
-    return events & _POLLOUT != 0
+    return bool(events & _POLLOUT)
 
 
 def receive(socket: "zmq.Socket[Any]") -> list[bytes]:
