@@ -65,6 +65,12 @@ async def test_a_turn_holds_so_much_work_and_what_waits_goes_on_in_order(turns: 
     assert work.order == list(range(17))
 
 
+async def test_a_turn_in_which_a_call_comes_goes_on_no_longer_than_one_beside_calls(turns: Turns) -> None:
+    assert [turns.take_now() for _ in range(BESIDE + 1)] == [True] * (BESIDE + 1)
+    turns.call_came()
+    assert not turns.take_now()
+
+
 async def test_while_calls_come_it_holds_less(turns: Turns, clock: Clock) -> None:
     turns.call_came()
     work = Work(turns)
