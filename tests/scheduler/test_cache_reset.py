@@ -14,7 +14,7 @@ from octavo.scheduler.core.sequence import PrefixGroup
 from octavo.scheduler.core.speculation.drafter import Drafter
 from octavo.scheduler.core.state import CacheCounts
 from octavo.scheduler.server.event_log import log_file, read_records, recorder, replay
-from octavo.testing.cluster import FRONTEND, Cluster, make_request, reference_tokens
+from octavo.testing.cluster import FRONTEND, Cluster, make_request, reference_tokens, resubmitted
 from octavo.testing.oracles.paged import paged
 from octavo.wire.requests import CacheKey, Prefix, PrefixCacheReset, Request
 from octavo.wire.sampling import BeamSearch, EarlyStopping
@@ -73,6 +73,28 @@ def test_no_draft_is_copied_from_outputs_of_before(
         assert ("store" in Told.sources) == is_copied
         # What came after the reset is as good as any.
         Told.sources.clear()
+
+
+def test_no_draft_is_copied_from_what_was_submitted_again_after_a_reset(make_cluster: MakeCluster) -> None:
+    sources: set[str] = set()
+
+    class Told(SchedulerObserver):
+        def drafted(self, source: str, guesses: int, accepted: int) -> None:
+            sources.add(source)
+
+    cluster = make_cluster(speculation=8, drafter=Drafter(), observer=Told())
+    cluster.join(num_blocks=200)
+    request = make_request("r", 7, 60)
+    cluster.submit(request)
+    step_until(cluster, lambda: len(cluster.tokens["r"]) > 20)
+    reset(cluster)
+    cluster.submit(resubmitted(request, list(cluster.tokens["r"])))
+    cluster.run()
+    run(cluster, msgspec.structs.replace(request, request_id="again"))
+    assert cluster.tokens["r"] == cluster.tokens["again"] == reference_tokens(request)
+    assert "store" not in sources
+    run(cluster, msgspec.structs.replace(request, request_id="once more"))
+    assert "store" in sources
 
 
 def test_what_nobody_holds_is_found_no_more_and_what_comes_after_is(make_cluster: MakeCluster) -> None:

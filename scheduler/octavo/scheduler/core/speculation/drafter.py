@@ -106,12 +106,14 @@ class Drafter:
         return Draft(_copied(cursor, len(chances)), chances, cursor.source)
 
     def forget(self, group: SequenceGroup) -> None:
-        """Forgets a group that has ended; its outputs are kept for others of its tenant and salt."""
+        """Forgets a group that has ended; outputs that have come here from their first token on are kept for others of
+        its tenant and salt."""
         if (texts := self._groups.pop(group, None)) is not None:
             for text in texts.each():
                 self._unindexed.pop(text, None)
-        if group in self._unkept:
-            self._unkept.remove(group)
+        # What came with a request that was submitted again may be from before a reset.
+        if group in self._unkept or any(known.token_ids for known in group.request.generated):
+            self._unkept.discard(group)
             return
         for sequence in group.sequences[:_MOST_SIBLINGS]:
             if sequence.num_generated > SHORTEST_MATCH:
