@@ -370,7 +370,7 @@ class KVStore:
             left = make_room(files, self._layout.num_bytes, self._capacity_bytes)
             for gone in files[: len(files) - len(left)]:
                 self._index.drop(gone.path)
-            self._count("evicted", len(files) - len(left))
+                self._count("evicted")
             self._index.set_young(left, self._capacity_bytes)
             age = left[-1].age + 1 if left else 0
             place = self._directory / self._layout.identity.directory_name
