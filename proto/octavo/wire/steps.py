@@ -313,7 +313,8 @@ class SequenceFailure(Value, frozen=True):
 
 
 class GrammarTime(Value, frozen=True):
-    """Gives the microseconds by which a step was longer for the grammar of one sequence that chose in it."""
+    """Gives the microseconds by which a step was longer for the grammar of one sequence that chose in it: for each of
+    its rows that the grammar was asked about, on average."""
 
     sequence_id: Identity
     microseconds: Count

@@ -215,3 +215,20 @@ def test_a_step_tells_what_each_grammar_took(grammars: Grammars, digits: str, mo
     times = {each.sequence_id: each.microseconds for each in masks_of(rows, grammars).times}
     # One each to catch up; and half of the five that two masks took together, rounded.
     assert times == {2: 4, 3: 4, 4: 1}
+
+
+def test_what_a_grammar_took_is_told_for_each_row_that_it_masked(
+    grammars: Grammars, digits: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # However many rows there are, nobody looks more often.
+    ticks = itertools.count(0, 12_000_000)
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: next(ticks))
+
+    def taken(draft: list[int]) -> int:
+        sequence = choosing_sequence(seed=2, grammar=digits)
+        rows = [Chooser(sequence, draft, num_drafted) for num_drafted in range(len(draft) + 1)]
+        (told,) = masks_of(rows, grammars).times
+        return told.microseconds
+
+    # The guess that does not fit, and what comes after it, need no mask.
+    assert taken([]) == 3 * taken([*tokens(grammars, "1"), *tokens(grammars, "2"), *tokens(grammars, "ab")]) > 0

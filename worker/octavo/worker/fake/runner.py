@@ -264,22 +264,22 @@ class FakeRunner:
         chosen = FakeChoices()
         for item in items:
             for sequence in item.choosers:
-                began = time.perf_counter_ns()
+                began, num_rows = time.perf_counter_ns(), 1
                 try:
                     if sequence.sampling.beam is None:
-                        self._sample(item, sequence, chosen)
+                        num_rows = self._sample(item, sequence, chosen)
                     else:
                         chosen.candidates.append(self._offer(item, sequence))
                 except (NoTokenLeftError, GrammarError) as error:
                     chosen.failed.append(_failure(sequence, error))
                 if sequence.sampling.grammar:
                     # A grammar takes nearly all the time of a choice here.
-                    taken = (time.perf_counter_ns() - began) // 1000
+                    taken = (time.perf_counter_ns() - began) // (1000 * num_rows)
                     chosen.grammars.append(GrammarTime(sequence.sequence_id, taken))
         return chosen
 
-    def _sample(self, item: WorkItem, sequence: WorkerSequence, chosen: FakeChoices) -> None:
-        """Samples a token, and the further ones that the item's draft brings.
+    def _sample(self, item: WorkItem, sequence: WorkerSequence, chosen: FakeChoices) -> int:
+        """Samples a token, and the further ones that the item's draft brings; returns how many.
 
         Raises `NoTokenLeftError` or `GrammarError` if there is not even one.
         """
@@ -300,6 +300,7 @@ class FakeRunner:
                 [each.logprobs for each in further if each.logprobs],
             )
             chosen.further.append(FurtherTokens(sequence.sequence_id, token_ids, logprobs))
+        return len(tokens)
 
     def _sampled(self, item: WorkItem, chooser: Chooser) -> SampledToken:
         sampling, index = chooser.sampling, chooser.sequence.sequence_index

@@ -241,8 +241,7 @@ def _note_grammar_times(step: OutstandingStep, times: list[GrammarTime]) -> None
     taken: defaultdict[SequenceGroup, list[int]] = defaultdict(list)
     for each in times:
         if (found := groups.get(each.sequence_id)) is not None:
-            draft = step.drafts.get(each.sequence_id)
-            taken[found].append(each.microseconds // (1 if draft is None else 1 + len(draft.token_ids)))
+            taken[found].append(each.microseconds)
     for group, microseconds in taken.items():
         if group.grammar is not None:
             group.grammar.took(sum(microseconds) // len(microseconds))

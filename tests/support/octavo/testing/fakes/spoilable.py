@@ -97,12 +97,7 @@ class SpoilableRunner(FakeRunner):
     def _choose(self, items: list[WorkItem]) -> FakeChoices:
         chosen = super()._choose([item for item in items if not self._is_broken(item)])
         broken = [member for item in items if self._is_broken(item) for member in item.members]
-        # Each row of a draft takes as long.
-        times = {
-            each.sequence_id: microseconds(each.sampling.grammar) * (1 + len(item.draft))
-            for item in items
-            for each in item.choosers
-        }
+        times = {each.sequence_id: microseconds(each.sampling.grammar) for item in items for each in item.choosers}
         chosen.failed += [not_finite(member.sequence_id) for member in broken]
         chosen.grammars = [structs.replace(each, microseconds=times[each.sequence_id]) for each in chosen.grammars]
         return chosen
