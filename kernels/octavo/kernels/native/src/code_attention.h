@@ -155,7 +155,7 @@ struct CodeDots::Of {
     alignas(64) float factors[kLanes], inverses[kLanes];
     for (int r = 0; r < count; r++) {
       i32x16 sizes{};
-      for (int t = 0; t < kTiles; t++) sizes = larger(size_bits(scaled[r][t]), sizes);
+      for (int t = 0; t < kTiles; t++) sizes = Larger{}(size_bits(scaled[r][t]), sizes);
       most[r] = largest_size(sizes);
     }
     const f32x16 largest = bits_as<f32x16>(load_as<i32x16>(most)), none{};

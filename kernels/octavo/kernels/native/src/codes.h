@@ -32,8 +32,19 @@ OCTAVO_INLINE i32x16 nearest(const f32x16& values) {
   return bits_as<i32x16>(shifted) - 0x4b400000;
 }
 
-// The larger of each lane.
-OCTAVO_INLINE i32x16 larger(const i32x16& a, const i32x16& b) { return select(a > b, a, b); }
+// The larger of each lane, and what lanes add up to; of registers or numbers.
+struct Larger {
+  template <typename Lanes>
+  OCTAVO_INLINE Lanes operator()(const Lanes& a, const Lanes& b) const {
+    return select(a > b, a, b);
+  }
+};
+struct Added {
+  template <typename Lanes>
+  OCTAVO_INLINE Lanes operator()(const Lanes& a, const Lanes& b) const {
+    return a + b;
+  }
+};
 
 // All lanes in one: combine(two registers or numbers) gives what they have in common.
 template <typename Lanes, typename Combine>
@@ -53,7 +64,7 @@ OCTAVO_INLINE int32_t largest_size(const i32x16& values) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_epi32((__m512i)values);
 #else
-  return folded(values, [](const auto& a, const auto& b) { return select(a > b, a, b); });
+  return folded(values, Larger{});
 #endif
 }
 
@@ -61,7 +72,7 @@ OCTAVO_INLINE int32_t added(const i32x16& values) {
 #if defined(__AVX512F__)
   return _mm512_reduce_add_epi32((__m512i)values);
 #else
-  return folded(values, [](const auto& a, const auto& b) { return a + b; });
+  return folded(values, Added{});
 #endif
 }
 
@@ -78,7 +89,7 @@ OCTAVO_INLINE i32x16 size_bits(const f32x16& values) { return bits_as<i32x16>(va
 template <typename T>
 OCTAVO_INLINE float peak(const T* from, int64_t count) {
   i32x16 sizes{};
-  for (int64_t i = 0; i < count; i += kLanes) sizes = larger(size_bits(load(from + i)), sizes);
+  for (int64_t i = 0; i < count; i += kLanes) sizes = Larger{}(size_bits(load(from + i)), sizes);
   return from_bits(largest_size(sizes));
 }
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 
+#include "codes.h"
 #include "dots.h"
 #include "epilogue.h"
 #include "exact.h"
@@ -55,91 +56,69 @@ OCTAVO_INLINE i32x16 largest_of(const T* group) {
   return select(first > second, first, second);
 }
 
-#if defined(__AVX512F__)
-// Of two registers: the larger of neighbours, or of quarters, those of `a` beside those of `b`.
-OCTAVO_INLINE __m512i larger_neighbours(__m512i a, __m512i b) {
-  return _mm512_max_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
-}
-OCTAVO_INLINE __m512i larger_quarters(__m512i a, __m512i b) {
-  return _mm512_max_epi32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
-}
-#endif
-
-// That of each of `count` groups, at most sixteen, a lane each.
-template <typename T>
-OCTAVO_INLINE i32x16 largest_of_each(const T* x, int64_t count) {
+// What `combine` makes of all lanes of each of `count` registers, at most sixteen: a lane each. `of(i)` gives the i-th.
+template <typename Combine, typename Of>
+OCTAVO_INLINE i32x16 combined(int64_t count, Combine combine, Of of) {
 #if defined(__AVX512F__)
   // Registers are merged by twos until one is left; so lanes come from them in this order.
   constexpr int places[kLanes] = {0, 4, 8, 12, 2, 6, 10, 14, 1, 5, 9, 13, 3, 7, 11, 15};
-  __m512i of[kLanes];
-  each<kLanes>(OCTAVO_EACH(i) { of[places[i]] = (__m512i)largest_of(x + (i < count ? i : 0) * kGroup); });
-  each<8>(OCTAVO_EACH(i) { of[i] = larger_neighbours(of[i], of[i + 8]); });
-  each<4>(OCTAVO_EACH(i) { of[i] = larger_neighbours(of[i], of[i + 4]); });
-  each<2>(OCTAVO_EACH(i) { of[i] = larger_quarters(of[i], of[i + 2]); });
-  return (i32x16)larger_quarters(of[0], of[1]);
+  i32x16 merged[kLanes];
+  each<kLanes>(OCTAVO_EACH(i) { merged[places[i]] = i < count ? of(i) : i32x16{}; });
+  const auto neighbours = [&](i32x16& a, const i32x16& b) __attribute__((always_inline)) {
+    const __m512i x = (__m512i)a, y = (__m512i)b;
+    a = combine((i32x16)_mm512_unpacklo_epi32(x, y), (i32x16)_mm512_unpackhi_epi32(x, y));
+  };
+  const auto quarters = [&](i32x16& a, const i32x16& b) __attribute__((always_inline)) {
+    const __m512i x = (__m512i)a, y = (__m512i)b;
+    a = combine((i32x16)_mm512_shuffle_i32x4(x, y, 0x88), (i32x16)_mm512_shuffle_i32x4(x, y, 0xdd));
+  };
+  each<8>(OCTAVO_EACH(i) { neighbours(merged[i], merged[i + 8]); });
+  each<4>(OCTAVO_EACH(i) { neighbours(merged[i], merged[i + 4]); });
+  each<2>(OCTAVO_EACH(i) { quarters(merged[i], merged[i + 2]); });
+  quarters(merged[0], merged[1]);
+  return merged[0];
 #else
-  alignas(64) int32_t sizes[kLanes] = {};
-  for (int64_t group = 0; group < count; group++) {
-    int32_t lanes[kLanes];
-    store_bytes(lanes, largest_of(x + group * kGroup));
-    for (int32_t lane : lanes) sizes[group] = std::max(sizes[group], lane);
-  }
-  return load_as<i32x16>(sizes);
+  alignas(64) int32_t results[kLanes] = {};
+  for (int i = 0; i < count; i++) results[i] = folded(of(i), combine);
+  return load_as<i32x16>(results);
 #endif
 }
 
-// The lowest byte of each lane; gives what these sixteen add up to, -128 to 127 each.
-OCTAVO_INLINE int32_t store_low_bytes(int8_t* to, const i32x16& values) {
-#if defined(__AVX512F__)
-  const __m128i bytes = _mm512_cvtepi32_epi8((__m512i)values);
-  _mm_storeu_si128((__m128i*)to, bytes);
-  // Differences from -128, which have no sign, are added eight at a time.
-  const __m128i sums = _mm_sad_epu8(_mm_xor_si128(bytes, _mm_set1_epi8(int8_t(-128))), _mm_setzero_si128());
-  return _mm_cvtsi128_si32(_mm_add_epi32(sums, _mm_unpackhi_epi64(sums, sums))) - kLanes * 128;
-#else
-  int32_t lanes[kLanes], sum = 0;
-  store_bytes(lanes, values);
-  for (int lane = 0; lane < kLanes; lane++) sum += to[lane] = int8_t(lanes[lane]);
-  return sum;
-#endif
-}
-
-// Some groups of one row, `count` of at most sixteen, to the same groups of a block. Scaled, the largest of a group is 127;
-// the others are rounded to nearest, ties to even. Where one is infinite or a NaN, the scale is a NaN, and so is all that
-// it meets. What is smaller than `kTiny` counts as zero: its scale would overflow. Each step is done for all groups before
-// the next: one group's would wait for each other.
-template <typename T>
-OCTAVO_INLINE void quantize_groups(const T* x, int64_t count, RowBlock* to, int64_t place) {
+// Some groups of one row, `count` of at most sixteen, to row `place` of the blocks that `to(i)` gives. Scaled, the largest of
+// a group is 127; the others are rounded to nearest, ties to even. Where one is infinite or a NaN, the scale is a NaN, and
+// so is all that it meets. What is smaller than `kTiny` counts as zero: its scale would overflow. Each step is done for all
+// groups before the next: one group's would wait for each other.
+template <typename T, typename To>
+OCTAVO_INLINE void quantize_groups(const T* x, int64_t count, int64_t place, To to) {
   constexpr float kTiny = 1e-30f;
-  int32_t sums[kLanes], first_sums[kLanes];
-  alignas(64) float factors[kLanes], scales[kLanes];
-  const i32x16 bits = largest_of_each(x, count);
+  alignas(64) float factors[kLanes], scales[kLanes], scaled_sums[kLanes];
+  alignas(64) int32_t starts[kLanes], first_starts[kLanes];
+  const i32x16 bits = combined(count, Larger{}, OCTAVO_EACH(i) { return largest_of(x + i * kGroup); });
   const f32x16 most = bits_as<f32x16>(bits), none{};
-  const f32x16 scale = select(most < broadcast(kTiny), none, most / 127.0f);
-  store(scales, select(bits < 0x7f800000, scale, broadcast(__builtin_nanf(""))));
+  const f32x16 finite = select(most < broadcast(kTiny), none, most / 127.0f);
+  const f32x16 scale = select(bits < 0x7f800000, finite, broadcast(__builtin_nanf("")));
   store(factors, select(most < broadcast(kTiny), none, 127.0f / most));
-  for (int64_t group = 0; group < count; group++)
-    for (int half = 0; half < 2; half++) {
-      // 1.5 * 2^23: adding it rounds to an integer in the low bits, of which the last byte is all that there is.
-      const f32x16 shifted = load(x + group * kGroup + half * kLanes) * factors[group] + 12582912.0f;
-      (half ? sums : first_sums)[group] = store_low_bytes(to[group].codes[place] + half * kLanes, bits_as<i32x16>(shifted));
-    }
-  for (int64_t group = 0; group < count; group++) {
-    const int32_t first = first_sums[group], sum = first + sums[group];
-    to[group].groups[place] = {scales[group], scales[group] * float(sum), -kByteOffset * sum, -kByteOffset * first};
-  }
+  // Rounds half a group, and gives its numbers.
+  const auto rounded = [&](auto i, int half) __attribute__((always_inline)) {
+    const i32x16 numbers = nearest(load(x + i * kGroup + half * kLanes) * factors[i]);
+    store_bytes(to(i)->codes[place] + half * kLanes, converted<u8x16>(numbers));
+    return numbers;
+  };
+  const i32x16 first = combined(count, Added{}, OCTAVO_EACH(i) { return rounded(i, 0); });
+  const i32x16 sum = first + combined(count, Added{}, OCTAVO_EACH(i) { return rounded(i, 1); });
+  store(scales, scale), store(scaled_sums, scale * converted<f32x16>(sum));
+  store_bytes(starts, sum * -kByteOffset), store_bytes(first_starts, first * -kByteOffset);
+  for (int64_t i = 0; i < count; i++) to(i)->groups[place] = {scales[i], scaled_sums[i], starts[i], first_starts[i]};
 }
 
 // What is left of one group of x by what it was rounded to.
 template <typename T>
-OCTAVO_INLINE void quantize_rest(const T* x, const RowBlock& block, RowBlock& rest, int64_t place) {
-  alignas(kLine) float left[kGroup];
+OCTAVO_INLINE void leave_rest(const T* x, const RowBlock& block, int64_t place, float* left) {
   store(left, load(x)), store(left + kLanes, load(x + kLanes));
   for (int at = 0; at < kGroup; at += kRegisterLanes) {
     const f32xr kept = floats_of<int8_t>((const char*)block.codes[place] + at) * block.groups[place].scale;
     store_bytes(left + at, load_as<f32xr>(left + at) - kept);
   }
-  quantize_groups(left, 1, &rest, place);
 }
 
 // Rows `first` to `last` of x to the same rows of `rows`.
@@ -151,15 +130,26 @@ void quantize_rows(const Quantize& op, const void* x, RowBlock* rows, int64_t fi
     const RowStripe to = RowStripe::of(rows, row, groups);
     const int64_t place = row % RowBlock::kRows;
     for (int64_t group = 0; group < groups; group += kLanes)
-      quantize_groups(from + group * kGroup, std::min<int64_t>(groups - group, kLanes), to.blocks + group, place);
+      quantize_groups(from + group * kGroup, std::min<int64_t>(groups - group, kLanes), place,
+                      OCTAVO_EACH(i) { return to.blocks + group + i; });
     float scales = 0.0f;
     for (int64_t group = 0; group < groups; group++) scales = scales + to.blocks[group].groups[place].scale;
     // Of a row with a NaN it is one, and no scale is above it.
     const float most = op.twice_above * (scales / float(groups));
+    alignas(kLine) float left[kLanes * kGroup];
+    RowBlock* rests[kLanes];
+    int64_t count = 0;
     for (int64_t group = 0; group < groups; group++) {
       const bool twice = to.blocks[group].groups[place].scale > most;
       to.twice[group][place] = twice;
-      if (twice) quantize_rest(from + group * kGroup, to.blocks[group], to.rests[group], place);
+      if (twice) {
+        leave_rest(from + group * kGroup, to.blocks[group], place, left + count * kGroup);
+        rests[count++] = to.rests + group;
+      }
+      if (count == kLanes || (count && group + 1 == groups)) {
+        quantize_groups(left, count, place, OCTAVO_EACH(i) { return rests[i]; });
+        count = 0;
+      }
     }
   }
 }
@@ -364,12 +354,8 @@ Outputs outputs_of(const Linear& op, void* y, int64_t panel) {
 template <typename F>
 class Groups {
  public:
-  // From group `first` on.
-  Groups(const QuantizedLinear& op, const char* panel, int64_t first = 0)
-      : format_(kFormats[op.format]), in_block_(format_.block_groups(op.group)) {
-    const int64_t bytes = format_.header_bytes() + in_block_ * format_.group_bytes(), inside = first % in_block_;
-    header_ = at_ = panel + first / in_block_ * bytes;
-    if (inside) at_ += format_.header_bytes() + inside * format_.group_bytes(), left_ = in_block_ - inside;
+  Groups(const QuantizedLinear& op, const char* panel)
+      : format_(kFormats[op.format]), in_block_(format_.block_groups(op.group)), at_(panel) {
     if constexpr (F::kTable)
       for (int i = 0; i < 16; i++) table_[i] = uint8_t(op.values[i] + kByteOffset);
   }
@@ -393,18 +379,17 @@ class Groups {
   const WeightFormat& format_;
   const int64_t in_block_;
   int64_t left_ = 0;
-  const char *at_, *header_, *codes_ = nullptr;
+  const char *at_, *header_ = nullptr, *codes_ = nullptr;
   alignas(16) uint8_t table_[16];
 };
 
-// Adds the products of one panel's groups from `first` to `last` with some rows of their blocks, from row `row` of each on,
-// to `results`, [rows, kPanel].
+// Adds the products of one panel's groups with some rows of their blocks, from row `row` of each on, to `results`,
+// [rows, kPanel].
 template <typename F, int rows>
-void quantized_tile(const QuantizedLinear& op, const char* panel, int64_t first, int64_t last, const RowBlock* blocks,
-                    int64_t row, float* results) {
-  Groups<F> groups(op, panel, first);
+void quantized_tile(const QuantizedLinear& op, const char* panel, const RowBlock* blocks, int64_t row, float* results) {
+  Groups<F> groups(op, panel);
   PanelSums<rows> sums(results);
-  for (int64_t group = first; group < last; group++, blocks++) {
+  for (int64_t group = 0; group < op.linear.inputs / kGroup; group++, blocks++) {
     groups.next();
     each<2 * F::kBytes / kLine + 1>(OCTAVO_EACH(line) { __builtin_prefetch(groups.codes() + line * kLine + 2048, 0, 1); });
     each<kHalves * kParts / kWidth, !PanelSums<rows>::kInMemory>(OCTAVO_EACH(pair) {
@@ -422,7 +407,7 @@ void quantized_tile(const QuantizedLinear& op, const char* panel, int64_t first,
   sums.finish();
 }
 
-using QuantizedTile = void (*)(const QuantizedLinear&, const char*, int64_t, int64_t, const RowBlock*, int64_t, float*);
+using QuantizedTile = void (*)(const QuantizedLinear&, const char*, const RowBlock*, int64_t, float*);
 
 template <typename F, size_t... counts>
 constexpr auto packed_tiles(std::index_sequence<counts...>) {
@@ -433,57 +418,7 @@ constexpr auto packed_tiles(std::index_sequence<counts...>) {
 template <typename F>
 constexpr auto kPackedTiles = packed_tiles<F>(std::make_index_sequence<kNumRowCounts>{});
 
-// The place in `kRowCounts` of the most rows that `left` allows.
-inline int tile_of(int64_t left) {
-  int which = 0;
-  while (kRowCounts[which] > left) which++;
-  return which;
-}
-
-// Adds what the rests of the first `count` rows of a stripe give for one panel to `results`, [count, kPanel]: group after
-// group, as many rows at a time as lie side by side.
-template <typename F>
-void add_rests(const QuantizedLinear& op, const char* panel, const RowStripe& rows, int64_t count, float* results) {
-  static_assert(RowBlock::kRows == 3 * sizeof(uint64_t));
-  for (int64_t group = 0; group < op.linear.inputs / kGroup; group++) {
-    const uint8_t* twice = rows.twice[group];
-    uint64_t any[3];
-    std::memcpy(any, twice, sizeof(any));
-    if (!(any[0] | any[1] | any[2])) continue;
-    for (int64_t row = 0; row < count;) {
-      int64_t end = row;
-      while (end < count && twice[end]) end++;
-      if (end == row) {
-        row++;
-        continue;
-      }
-      const int which = tile_of(end - row);
-      kPackedTiles<F>[which](op, panel, group, group + 1, rows.rests + group, row, results + row * kPanel);
-      row += kRowCounts[which];
-    }
-  }
-}
-
-// One panel for `tokens` rows, as many at a time as there are tiles for. What the rests of a row give comes last.
-template <typename F>
-void packed_rows(const QuantizedLinear& op, const char* panel, const RowBlock* rows, int64_t tokens, const Outputs& to) {
-  const int64_t groups = op.linear.inputs / kGroup;
-  for (int64_t start = 0; start < tokens; start += RowBlock::kRows) {
-    const RowStripe stripe = RowStripe::of((RowBlock*)rows, start, groups);
-    const int64_t count = std::min<int64_t>(tokens - start, RowBlock::kRows);
-    alignas(64) float sums[RowBlock::kRows * kPanel];
-    std::memset(sums, 0, count * kPanel * sizeof(float));
-    for (int64_t row = 0; row < count;) {
-      const int which = tile_of(count - row);
-      kPackedTiles<F>[which](op, panel, 0, groups, stripe.blocks, row, sums + row * kPanel);
-      row += kRowCounts[which];
-    }
-    add_rests<F>(op, panel, stripe, count, sums);
-    to.finish(start, count, sums);
-  }
-}
-
-// --- Many rows ---
+// --- Codes of a byte each ---
 
 // A group whose codes have a byte each and whose scales are floats: taken apart once for many rows.
 struct WideGroup {
@@ -503,22 +438,20 @@ struct WideCodes {
 template <typename F>
 using WideOf = WideCodes<kDotsAlike ? 8 : F::kTable ? 8 : F::kBits, F::kSixteens>;
 
+// The present one of `groups`.
 template <typename F>
-void widen(Groups<F>& groups, int64_t count, WideGroup* to) {
+void widen(const Groups<F>& groups, WideGroup& to) {
   const uint8_t more = kDotsAlike ? uint8_t(kByteOffset - groups.offset()) : 0;
-  for (int64_t group = 0; group < count; group++, to++) {
-    groups.next();
-    each<kHalves * kParts, kParts == 1>(OCTAVO_EACH(p) {
-      const int half = p / kParts, part = p % kParts * 4 * kRegisterLanes;
-      each<kSteps>(OCTAVO_EACH(s) {
-        const u8xr codes = codes_of<F, s>(groups.codes() + half * F::kBytes + part, groups.table());
-        store_bytes(to->codes[half][s] + part, codes + more);
-      });
-      const Factors factors = groups.factors(p * kRegisterLanes);
-      store_bytes(to->scales + p * kRegisterLanes, factors.scales);
-      store_bytes(to->others + p * kRegisterLanes, factors.others);
+  each<kHalves * kParts, kParts == 1>(OCTAVO_EACH(p) {
+    const int half = p / kParts, part = p % kParts * 4 * kRegisterLanes;
+    each<kSteps>(OCTAVO_EACH(s) {
+      const u8xr codes = codes_of<F, s>(groups.codes() + half * F::kBytes + part, groups.table());
+      store_bytes(to.codes[half][s] + part, codes + more);
     });
-  }
+    const Factors factors = groups.factors(p * kRegisterLanes);
+    store_bytes(to.scales + p * kRegisterLanes, factors.scales);
+    store_bytes(to.others + p * kRegisterLanes, factors.others);
+  });
 }
 
 // As `quantized_tile`, of `count` groups.
@@ -548,11 +481,73 @@ constexpr auto wide_tiles(std::index_sequence<counts...>) {
   return std::array<WideTile, sizeof...(counts)>{wide_tile<F, int(counts) + 1>...};
 }
 
+// One for each number of rows.
+template <typename F>
+constexpr auto kWideTiles = wide_tiles<WideOf<F>>(std::make_index_sequence<kWideRows>{});
+
+// Which of the first `count` rows of a stripe are rounded twice in one group, a bit each.
+OCTAVO_INLINE uint32_t twice_among(const uint8_t* twice, int64_t count) {
+  static_assert(RowBlock::kRows == 3 * sizeof(uint64_t));
+  uint64_t flags[3];
+  std::memcpy(flags, twice, sizeof(flags));
+  if (!(flags[0] | flags[1] | flags[2])) return 0;
+  uint32_t bits = 0;
+  // Each byte's lowest bit comes to its place in the highest byte of the product.
+  for (int i = 0; i < 3; i++)
+    bits |= uint32_t((flags[i] & 0x0101010101010101u) * 0x0102040810204080u >> 56) << 8 * i;
+  return bits & ((1u << count) - 1);
+}
+
+// Adds what the rests of the rows from `begin` to `end` give for one panel to `results`, [end - begin, kPanel]: group after
+// group, as many rows at a time as lie side by side. `begin`: the first of a stripe.
+template <typename F>
+void add_rests(const QuantizedLinear& op, const char* panel, const RowBlock* rows, int64_t begin, int64_t end,
+               float* results) {
+  const int64_t all = op.linear.inputs / kGroup;
+  Groups<F> groups(op, panel);
+  alignas(64) WideGroup wide;
+  for (int64_t group = 0; group < all; group++) {
+    groups.next();
+    bool widened = false;
+    for (int64_t start = begin; start < end; start += RowBlock::kRows) {
+      const RowStripe stripe = RowStripe::of((RowBlock*)rows, start, all);
+      uint32_t twice = twice_among(stripe.twice[group], std::min<int64_t>(end - start, RowBlock::kRows));
+      if (twice && !widened) widen(groups, wide), widened = true;
+      while (twice) {
+        const int row = __builtin_ctz(twice), some = std::min(__builtin_ctz(~(twice >> row)), kWideRows);
+        kWideTiles<F>[some - 1](&wide, 1, groups.offset(), groups.mins(), stripe.rests + group, row,
+                                results + (start - begin + row) * kPanel);
+        twice &= ~(((1u << some) - 1) << row);
+      }
+    }
+  }
+}
+
+// --- Few rows ---
+
+// One panel for `tokens` rows, fewer than a stripe has, as many at a time as there are tiles for. What the rests of a row
+// give comes last.
+template <typename F>
+void packed_rows(const QuantizedLinear& op, const char* panel, const RowBlock* rows, int64_t tokens, const Outputs& to) {
+  const RowStripe stripe = RowStripe::of((RowBlock*)rows, 0, op.linear.inputs / kGroup);
+  alignas(64) float sums[kWidenedRows * kPanel];
+  std::memset(sums, 0, tokens * kPanel * sizeof(float));
+  for (int64_t row = 0; row < tokens;) {
+    int which = 0;
+    while (kRowCounts[which] > tokens - row) which++;
+    kPackedTiles<F>[which](op, panel, stripe.blocks, row, sums + row * kPanel);
+    row += kRowCounts[which];
+  }
+  add_rests<F>(op, panel, rows, 0, tokens, sums);
+  to.finish(0, tokens, sums);
+}
+
+// --- Many rows ---
+
 // One panel for `tokens` rows. Its groups are unpacked some at a time, which stay in the nearest cache while rows pass by.
 // What the rests of a row give comes last.
 template <typename F>
 void widened_rows(const QuantizedLinear& op, const char* panel, const RowBlock* rows, int64_t tokens, const Outputs& to) {
-  static constexpr auto tiles = wide_tiles<WideOf<F>>(std::make_index_sequence<kWideRows>{});
   const int64_t all = op.linear.inputs / kGroup, passes = (all + kWideGroups - 1) / kWideGroups;
   alignas(64) WideGroup wide[kWideGroups];
   alignas(64) float sums[kMostRows * kPanel];
@@ -562,19 +557,19 @@ void widened_rows(const QuantizedLinear& op, const char* panel, const RowBlock* 
     Groups<F> groups(op, panel);
     for (int64_t pass = 0; pass < passes; pass++) {
       const int64_t first = pass * all / passes, count = (pass + 1) * all / passes - first;
-      const bool last = pass + 1 == passes;
-      widen(groups, count, wide);
+      for (int64_t group = 0; group < count; group++) groups.next(), widen(groups, wide[group]);
       for (int64_t start = begin; start < end; start += RowBlock::kRows) {
         const RowStripe stripe = RowStripe::of((RowBlock*)rows, start, all);
         const int64_t some = std::min<int64_t>(end - start, RowBlock::kRows);
         float* at = sums + (start - begin) * kPanel;
-        if (last) to.fetch(start, some);
+        if (pass + 1 == passes) to.fetch(start, some);
         for (int64_t row = 0; row < some; row += kWideRows)
-          tiles[std::min<int64_t>(some - row, kWideRows) - 1](wide, count, groups.offset(), groups.mins(),
-                                                              stripe.blocks + first, row, at + row * kPanel);
-        if (last) add_rests<F>(op, panel, stripe, some, at), to.finish(start, some, at);
+          kWideTiles<F>[std::min<int64_t>(some - row, kWideRows) - 1](wide, count, groups.offset(), groups.mins(),
+                                                                      stripe.blocks + first, row, at + row * kPanel);
       }
     }
+    add_rests<F>(op, panel, rows, begin, end, sums);
+    to.finish(begin, end - begin, sums);
   }
 }
 
