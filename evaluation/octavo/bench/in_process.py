@@ -51,6 +51,7 @@ class ObservedRunner:
         self.kv_cache_dtype = runner.kv_cache_dtype
         self.kv_groups = runner.kv_groups
         self.world_size = runner.world_size
+        self.draft_model = runner.draft_model
         self.steps: list[StepRows] = []
 
     def launch(self, moves: BlockMoves, items: list[WorkItem]) -> LaunchedStep:

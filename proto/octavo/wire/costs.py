@@ -38,11 +38,13 @@ class RowCost(Value, frozen=True):
 
 class StepCosts(Value, frozen=True):
     """Holds the costs that a scheduler weighs against each other: computing a prompt again, and swapping its blocks;
-    and, by rising numbers of `rows`, what a step's time grows by with drafts (nothing where that was not measured)."""
+    and, by rising numbers of `rows`, what a step's time grows by with drafts (nothing where that was not measured).
+    `proposals`: by rising numbers of sequences, what it grows by for each token that is proposed for all of them."""
 
     prefill: PrefillCosts
     swap: SwapCosts
     rows: Annotated[list[RowCost], Meta(max_length=64, extra={"since": 9})] = field(default_factory=list)
+    proposals: Annotated[list[RowCost], Meta(max_length=64, extra={"since": 9})] = field(default_factory=list)
 
 
 def attended_pairs(context: int, num_tokens: int, windows: Sequence[int]) -> float:

@@ -89,7 +89,8 @@ class WorkerHello(Message, frozen=True):
     whether one that was lost has died. `num_blocks` are on the device, which any of the `kv_groups` may use, and
     `num_cpu_blocks` to swap to. `kv_bytes_per_token` is that of all groups together; `costs` is None if the worker did
     not measure. Of the `world_size` ranks that share a replica's model the first
-    registers, for all. `predecessor` is None if there was none that served, or one that left in order.
+    registers, for all. `predecessor` is None if there was none that served, or one that left in order. `draft_model`
+    names the smaller model that makes proposals here, if there is one; of it, each block holds keys and values too.
     """
 
     schema_version: Count
@@ -106,6 +107,7 @@ class WorkerHello(Message, frozen=True):
     kv_groups: Annotated[list[KVGroup], Meta(min_length=1, max_length=MAX_KV_GROUPS)]
     costs: StepCosts | None = None
     predecessor: Annotated[Predecessor | None, since(9)] = None
+    draft_model: Annotated[Name | None, since(9)] = None
 
 
 class WorkerWelcome(Fenced, frozen=True):
@@ -219,8 +221,9 @@ class SequenceWork(Value, frozen=True):
 
 
 class SequenceDraft(Value, frozen=True):
-    """Guesses what follows the last known token of a sequence, whose work item reaches that token: further rows of the
-    item, at the next positions, which its `num_tokens` does not count but its blocks have room for.
+    """Guesses what follows the last known token of a sequence. In a plan, its work item reaches that token, and the
+    guesses are further rows of the item, at the next positions, which its `num_tokens` does not count but its blocks
+    have room for.
 
     Each row chooses as if the guesses before it had been chosen, and counts if they were. Then both sides drop the
     blocks behind the last computed token that counts. A sequence with a draft has no followers, and is no beam.
@@ -230,9 +233,19 @@ class SequenceDraft(Value, frozen=True):
     token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_DRAFT_TOKENS)]
 
 
+class Proposal(Value, frozen=True):
+    """Asks the worker's draft model for guesses: of up to `num_tokens` tokens that follow those which the step brings
+    to a sequence. Its blocks have room for these behind its draft; both sides drop what the step's tokens do not reach.
+    A sequence with a proposal reaches its last known token, has no followers, and is no beam."""
+
+    sequence_id: Identity
+    num_tokens: Annotated[int, Meta(ge=1, le=MAX_DRAFT_TOKENS)]
+
+
 class StepPlan(FencedWork, frozen=True):
     """Plans one forward pass: first forget, move blocks, start, fork and remap, then compute all work as one batch,
-    with the `drafts` of some of its sequences, in the order of the work.
+    with the `drafts` of some of its sequences; then have the draft model make the `proposals`; both in the order of the
+    work.
 
     `answered_step_id` is the last step whose result the scheduler had when it made this plan (0: none). After a failed
     step the worker skips every plan made without knowing of the failure.
@@ -247,6 +260,9 @@ class StepPlan(FencedWork, frozen=True):
     remaps: Annotated[list[Remap], Meta(max_length=MAX_SEQUENCES)]
     work: Annotated[list[SequenceWork], Meta(max_length=MAX_SEQUENCES)]
     drafts: Annotated[list[SequenceDraft], Meta(max_length=MAX_SEQUENCES, extra={"since": 9})] = field(
+        default_factory=list
+    )
+    proposals: Annotated[list[Proposal], Meta(max_length=MAX_SEQUENCES, extra={"since": 9})] = field(
         default_factory=list
     )
 
@@ -322,7 +338,7 @@ class GrammarTime(Value, frozen=True):
 
 class StepTimes(Value, frozen=True):
     """Says where a step's time went in the worker, in microseconds: batch building, model, sampling; and how much of
-    the last is due to each sequence's `grammars`, where it has one."""
+    the last is due to each sequence's `grammars`, where it has one. `propose_us` come on top, for proposals."""
 
     prepare_us: Count
     model_us: Count
@@ -330,6 +346,7 @@ class StepTimes(Value, frozen=True):
     grammars: Annotated[list[GrammarTime], Meta(max_length=MAX_SEQUENCES, extra={"since": 9})] = field(
         default_factory=list
     )
+    propose_us: Annotated[Count, since(9)] = 0
 
 
 class StepResult(FencedWork, frozen=True):
@@ -337,7 +354,8 @@ class StepResult(FencedWork, frozen=True):
 
     It holds what was `sampled`, the `candidates` of sequences that are beams, `prompt_logprobs` of those that want them
     and got some computed, and what `failed`. `detail` says why a whole step did. `further` tokens are those of
-    sequences in `sampled` whose drafts began right.
+    sequences in `sampled` whose drafts began right. `proposed` are guesses of what follows all of these, for sequences
+    in `sampled` that a proposal was asked for: as many, or fewer.
 
     Each sequence that chooses in the step is in exactly one of `sampled`, `candidates` and `failed`; one that does not
     choose may have failed too. A sequence that has failed is dead: until it is forgotten, every plan with work for it
@@ -355,6 +373,9 @@ class StepResult(FencedWork, frozen=True):
     times: StepTimes
     detail: Text
     further: Annotated[list[FurtherTokens], Meta(max_length=MAX_SEQUENCES, extra={"since": 9})] = field(
+        default_factory=list
+    )
+    proposed: Annotated[list[SequenceDraft], Meta(max_length=MAX_SEQUENCES, extra={"since": 9})] = field(
         default_factory=list
     )
 

@@ -47,13 +47,19 @@ def _request(random: Random, name: str) -> Request:
 
 
 def _outcome(
-    directory: Path, seed: int, requests: list[Request], drafter: ScriptedDrafter | None, **config: Any
+    directory: Path,
+    seed: int,
+    requests: list[Request],
+    drafter: ScriptedDrafter | None,
+    hit_rate: float | None = None,
+    **config: Any,
 ) -> tuple[dict[Stream, Any], int]:
     """What came of the requests, and how many guesses were checked: on a worker that has too few blocks for all, and
     is lost once; its steps fail now and then."""
     random = Random(seed)
     cluster = Cluster(directory, drafter=drafter, max_failed_steps=10**6, **config)
-    replica = cluster.join(1, num_blocks=150, block_size=random.choice([1, 2, 4]), num_cpu_blocks=60)
+    sizes = {"num_blocks": 150, "num_cpu_blocks": 60, "block_size": random.choice([1, 2, 4])}
+    cluster.join(1, draft_hit_rate=hit_rate, **sizes)
     cluster.submit(*requests)
     lost_at = random.randint(3, 20)
     for number in range(_MOST_STEPS):
@@ -61,7 +67,7 @@ def _outcome(
             break
         if number == lost_at:
             cluster.leave(1)
-            replica = cluster.join(2, num_blocks=150, block_size=replica.table._block_size, num_cpu_blocks=60)
+            cluster.join(2, draft_hit_rate=hit_rate, **sizes)
         cluster.step(fail=random.random() < 0.03)
     assert not cluster.core.groups
     assert not cluster.rejected
@@ -92,12 +98,14 @@ def test_they_get_what_they_get_without(tmp_path: Path, seed: int) -> None:
     }
     plain, none = _outcome(directory, seed, requests, None, speculation="off", **config)
     assert none == 0
-    drafters: list[tuple[int, AdversarialDrafter | ScriptedDrafter]] = [
-        (random.choice([1, 4, 16]), adversary((0,), seed)),
-        (32, ScriptedDrafter(Foresight(VOCABULARY))),
-        (8, ScriptedDrafter(lambda group, sequence, most: [sequence.num_known % 5] * most)),
+    drafters: list[tuple[int, AdversarialDrafter | ScriptedDrafter | None, float | None]] = [
+        (random.choice([1, 4, 16]), adversary((0,), seed), None),
+        (32, ScriptedDrafter(Foresight(VOCABULARY)), None),
+        (8, ScriptedDrafter(lambda group, sequence, most: [sequence.num_known % 5] * most), None),
+        (random.choice([1, 3, 8]), None, random.choice([0.0, 0.7, 1.0])),
+        (random.choice([1, 4, 16]), adversary((0,), seed), 0.8),
     ]
-    for most, drafter in drafters:
-        found, num_drafted = _outcome(directory, seed, requests, drafter, speculation=most, **config)
+    for most, drafter, hit_rate in drafters:
+        found, num_drafted = _outcome(directory, seed, requests, drafter, hit_rate, speculation=most, **config)
         assert found == plain
         assert num_drafted > 0

@@ -138,8 +138,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     # -- replicas ---------------------------------------------------------------------------------------------------
 
     @precondition(lambda self: len(self.cluster.replicas) < 2)
-    @rule(num_blocks=st.integers(5, 22), block_size=st.sampled_from([1, 2, 2, 3]), num_cpu_blocks=st.integers(0, 10))
-    def join(self, num_blocks: int, block_size: int, num_cpu_blocks: int) -> None:
+    @rule(
+        num_blocks=st.integers(5, 22),
+        block_size=st.sampled_from([1, 2, 2, 3]),
+        num_cpu_blocks=st.integers(0, 10),
+        hit_rate=st.sampled_from([None, 0.0, 0.7, 1.0]),
+    )
+    def join(self, num_blocks: int, block_size: int, num_cpu_blocks: int, hit_rate: float | None = 0.7) -> None:
         self.num_replicas += 1
         self.cluster.join(
             self.num_replicas,
@@ -147,6 +152,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             block_size=block_size,
             num_cpu_blocks=min(num_blocks, num_cpu_blocks) * len(self.windows),
             windows=self.windows,
+            draft_hit_rate=hit_rate,
         )
 
     @precondition(lambda self: self.cluster.replicas)

@@ -174,6 +174,7 @@ class WorkerProtocol:
             kv_groups=runner.kv_groups,
             costs=self._costs,
             predecessor=self._predecessor,
+            draft_model=runner.draft_model,
         )
 
     def _welcome(self, epoch: int) -> None:
@@ -282,4 +283,5 @@ def _result(
         output.times,
         detail,
         output.further,
+        output.proposed,
     )

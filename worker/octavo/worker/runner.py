@@ -12,6 +12,7 @@ from octavo.wire.steps import (
     ModelInfo,
     PromptLogprobs,
     SampledToken,
+    SequenceDraft,
     SequenceFailure,
     StepTimes,
 )
@@ -23,7 +24,7 @@ class StepOutput:
     """Holds what a step produced, in the order of its items and of their choosers.
 
     These are tokens for choosers that sample, and `further` ones that drafts have brought, candidates for beams, prompt
-    logprobs where they are wanted, and the sequences of the step that `failed` instead
+    logprobs where they are wanted, the sequences of the step that `failed` instead, and what is `proposed` to come next
     (`octavo.wire.steps.StepResult`).
     """
 
@@ -33,6 +34,7 @@ class StepOutput:
     failed: list[SequenceFailure]
     times: StepTimes
     further: list[FurtherTokens] = field(default_factory=list)
+    proposed: list[SequenceDraft] = field(default_factory=list)
 
     def without(self, failed: list[SequenceFailure]) -> "StepOutput":
         """Returns this output with the sequences of `failed` as failures and without anything else of these
@@ -47,6 +49,7 @@ class StepOutput:
             list(dead.values()),
             self.times,
             [each for each in self.further if each.sequence_id not in dead],
+            [each for each in self.proposed if each.sequence_id not in dead],
         )
 
 
@@ -82,13 +85,15 @@ class Runner(Protocol):
     slots.
 
     Any of the `kv_groups` may use any block. `kv_cache_dtype` is the type of keys and values; `kernels` names the
-    kernels in words; the model is spread over `world_size` ranks.
+    kernels in words; the model is spread over `world_size` ranks; `draft_model` names the one that makes proposals, if
+    there is one.
 
     `launch` begins a step and may return before the step is done. The step carries out `moves`, in their order, then
     computes all `items` as one batch; either may be empty. It writes the keys and values of every item before it reads
-    any, and changes no sequence. Of a draft it may check fewer tokens than there are, or none. Steps are done in the
-    order of their launches. A token that a step samples may be pending (`octavo.worker.sequences.PENDING_TOKEN`) in the
-    items of the next step, unless the first step was `ready` before that or the sequence `reads_generated`.
+    any, and changes no sequence. Of a draft it may check fewer tokens than there are, or none, and propose fewer than
+    are asked for. Steps are done in the order of their launches. A token that a step samples may be pending
+    (`octavo.worker.sequences.PENDING_TOKEN`) in the items of the next step, unless the first step was `ready` before
+    that or the sequence `reads_generated`.
 
     A sequence that cannot go on is reported as failed. An exception fails the step and nothing else, except for
     `DeviceLostError`.
@@ -106,6 +111,7 @@ class Runner(Protocol):
     kv_cache_dtype: str
     kv_groups: list[KVGroup]
     world_size: int
+    draft_model: str | None
 
     def launch(self, moves: BlockMoves, items: list[WorkItem]) -> LaunchedStep: ...
 

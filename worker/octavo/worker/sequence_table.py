@@ -77,9 +77,9 @@ class SequenceTable:
         for fork in plan.forks:
             self._fork(fork)
         self._remap(plan.remaps)
-        drafts = _drafts(plan)
+        drafts, proposals = _drafts(plan), _proposals(plan)
         items = [
-            self._share(work, drafts.get(work.sequence_id, []))
+            self._share(work, drafts.get(work.sequence_id, []), proposals.get(work.sequence_id, 0))
             for work in plan.work
             if work.sequence_id not in self._failed
         ]
@@ -90,12 +90,13 @@ class SequenceTable:
 
     def must_know(self, plan: StepPlan) -> bool:
         """Tells whether `plan` needs the values of pending tokens: it copies or compares them, chooses by them, guesses
-        what follows them, or goes on where a draft that is being checked ends."""
+        what follows them, has that guessed, or goes on where a draft that is being checked ends."""
         copied = (fork.parent_id for fork in plan.forks)
         compared = (each for work in plan.work if work.follower_ids for each in (work.sequence_id, *work.follower_ids))
         drafted = (draft.sequence_id for draft in plan.drafts)
+        proposed = (proposal.sequence_id for proposal in plan.proposals)
         reading = (each for each in members_of(plan) if each in self._sequences and self._reads(each))
-        return any(self._is_pending(each) for each in chain(copied, compared, drafted, reading))
+        return any(self._is_pending(each) for each in chain(copied, compared, drafted, proposed, reading))
 
     def _reads(self, sequence_id: int) -> bool:
         sequence = self._sequences[sequence_id]
@@ -116,15 +117,16 @@ class SequenceTable:
             for sequence in item.choosers:
                 if sequence.sampling.beam is None:
                     sequence.token_ids.append(PENDING_TOKEN)
-                    sequence.is_drafted = bool(item.draft)
+                    sequence.is_drafted = item.looks_ahead
 
     def complete(self, items: list[WorkItem], output: StepOutput) -> None:
         """Replaces the pending tokens of `items` by the sampled ones, and drops the sequences that have failed.
 
-        Sequences with drafts get their further tokens, and give back the blocks that these do not reach. A further step
-        of all other sequences may have begun meanwhile. Raises `ValueError` if the output is not that of the choosers
-        in their order without the failed ones, if a token is not in the vocabulary or does not follow from a draft, or
-        if a sequence failed that is not in `items`; each of these is the runner's fault and not the plan's.
+        Sequences with drafts get their further tokens, and those with drafts or proposals give back the blocks that
+        their tokens do not reach. A further step of all other sequences may have begun meanwhile. Raises `ValueError`
+        if the output is not that of the choosers in their order without the failed ones, if a token is not in the
+        vocabulary, does not follow from a draft or was not to be proposed, or if a sequence failed that is not in
+        `items`; each of these is the runner's fault and not the plan's.
         """
         dead = _by_id(output.failed, items)
         choosers = [(each, item.known_end) for item in items for each in item.choosers if each.sequence_id not in dead]
@@ -135,13 +137,14 @@ class SequenceTable:
         chosen = [token.token_id for token in output.sampled]
         further = _further(items, output)
         offered = [token_id for beam in output.candidates for token_id in beam.token_ids]
-        self._check_vocabulary([*chosen, *offered, *(token_id for more in further.values() for token_id in more)])
+        guessed = _guessed(items, output)
+        self._check_vocabulary([*chosen, *offered, *chain(*further.values(), *guessed)])
         for (sequence, end), token_id in zip(sampling, chosen, strict=True):
             sequence.token_ids[end] = token_id
             if end == sequence.prompt_length:
                 sequence.span.event("first_token")
         for item in items:
-            if item.draft and item.sequence.sequence_id not in dead:
+            if item.looks_ahead and item.sequence.sequence_id not in dead:
                 self._confirm(item.sequence, further.get(item.sequence.sequence_id, []))
         members = (sequence for item in items for sequence in item.members) if dead else ()
         for sequence in members:
@@ -149,7 +152,7 @@ class SequenceTable:
                 self._fail(sequence, failure)
 
     def _confirm(self, sequence: WorkerSequence, further: list[int]) -> None:
-        """Appends the tokens that a draft has brought. Those before the last of them are computed; blocks behind go."""
+        """Appends the tokens that a draft has brought, if any. Those before the last are computed; blocks behind go."""
         sequence.is_drafted = False
         sequence.token_ids += further
         self._advance(sequence, sequence.num_computed + len(further))
@@ -259,27 +262,29 @@ class SequenceTable:
             sequence.mark_unsent(remap.kv_group, remap.logical_index)
         return sequence
 
-    def _share(self, work: SequenceWork, draft: list[int]) -> WorkItem:
+    def _share(self, work: SequenceWork, draft: list[int], num_proposed: int) -> WorkItem:
         leader = self._known(work.sequence_id)
         members = (leader, *[self._follower(sequence_id, leader) for sequence_id in work.follower_ids])
         for sequence in members:
             self._grow(sequence, work)
         start = leader.num_computed
         end = start + work.num_tokens
-        self._check_end(leader, end, end + len(draft))
-        self._check_visible(leader, start, end + len(draft))
+        written_end = end + len(draft) + num_proposed
+        self._check_end(leader, end, written_end)
+        self._check_visible(leader, start, written_end)
         chooses = end == len(leader.token_ids)
         if work.follower_ids and not chooses:
             raise PlanError(f"{leader} has followers, but does not reach its last token in this step")
-        if draft:
+        if draft or num_proposed:
             self._check_draft(leader, draft, chooses=chooses, alone=not work.follower_ids)
-        return WorkItem(leader, start, work.num_tokens + len(draft), members if chooses else (), draft)
+        return WorkItem(leader, start, work.num_tokens + len(draft), members if chooses else (), draft, num_proposed)
 
     def _check_draft(self, sequence: WorkerSequence, draft: list[int], *, chooses: bool, alone: bool) -> None:
+        what = "draft" if draft else "proposal"
         if not chooses:
-            raise PlanError(f"{sequence} has a draft, but does not reach its last token in this step")
+            raise PlanError(f"{sequence} has a {what}, but does not reach its last token in this step")
         if not alone or sequence.sampling.beam is not None:
-            raise PlanError(f"{sequence} has a draft, but {'has followers' if not alone else 'is a beam'}")
+            raise PlanError(f"{sequence} has a {what}, but {'has followers' if not alone else 'is a beam'}")
         if not self._in_vocabulary(draft):
             raise PlanError(f"{sequence} has a draft with a token id outside the vocabulary of {self._vocab_size}")
 
@@ -316,11 +321,11 @@ class SequenceTable:
             table.extend(block_ids)
         check_distinct(sequence.block_tables, str(sequence))
 
-    def _check_end(self, sequence: WorkerSequence, end: int, end_of_draft: int) -> None:
+    def _check_end(self, sequence: WorkerSequence, end: int, written_end: int) -> None:
         for reached, limit, what in (
             (end, len(sequence.token_ids), "known tokens"),
-            (end_of_draft, min(map(len, sequence.block_tables)) * self._block_size, "slots in its blocks"),
-            (end_of_draft, self._max_model_len, "positions in the model"),
+            (written_end, min(map(len, sequence.block_tables)) * self._block_size, "slots in its blocks"),
+            (written_end, self._max_model_len, "positions in the model"),
         ):
             if reached > limit:
                 raise PlanError(f"{sequence} is to reach {reached} tokens; it has {limit} {what}")
@@ -379,6 +384,30 @@ def _drafts(plan: StepPlan) -> dict[int, list[int]]:
     if len(drafts) != len(plan.drafts) or not drafts.keys() <= {work.sequence_id for work in plan.work}:
         raise PlanError("a sequence has two drafts, or a draft and no work")
     return drafts
+
+
+def _proposals(plan: StepPlan) -> dict[int, int]:
+    """Returns how many tokens are to be proposed, by sequence. Raises `PlanError` if a sequence is named twice, or has
+    no work."""
+    proposals = {each.sequence_id: each.num_tokens for each in plan.proposals}
+    if len(proposals) != len(plan.proposals) or not proposals.keys() <= {work.sequence_id for work in plan.work}:
+        raise PlanError("a sequence has two proposals, or a proposal and no work")
+    return proposals
+
+
+def _guessed(items: list[WorkItem], output: StepOutput) -> list[list[int]]:
+    """Returns what `output` proposes, sequence by sequence. Raises `ValueError` if more is proposed than was to be, or
+    in another order."""
+    if not output.proposed:
+        return []
+    asked = {item.sequence.sequence_id: item.num_proposed for item in items if item.num_proposed}
+    proposed = {each.sequence_id: each.token_ids for each in output.proposed}
+    in_order = [sequence_id for sequence_id in asked if sequence_id in proposed]
+    if [each.sequence_id for each in output.proposed] != in_order or any(
+        len(proposed[each]) > asked[each] for each in in_order
+    ):
+        raise ValueError("the runner returned proposals that are not those of the sequences they were to be made for")
+    return list(proposed.values())
 
 
 def _further(items: list[WorkItem], output: StepOutput) -> dict[int, list[int]]:

@@ -26,8 +26,8 @@ class WorkerSequence:
     done. There is one table per KV group, from logical to physical block, with `NULL_BLOCK` where a sliding window has
     passed.
 
-    `is_drafted` tells that a step under way checks a draft of its next tokens: until that is done it is open how many
-    tokens it has.
+    `is_drafted` tells that a step under way checks a draft of its next tokens, or proposes one: until that is done it
+    is open how many tokens, and blocks, it has.
 
     The sampler keeps derived state here: `edits` of the logits and the `follower` of the grammar. A device keeps
     `num_sent`: for each block table, the number of leading entries that it has been sent and that have not changed
@@ -118,7 +118,8 @@ class WorkItem:
     sequence itself, then its followers, which have the same tokens and tables. Otherwise there are no choosers.
 
     The last positions may hold a `draft` of what follows the last known token. Then there is one chooser, and each row
-    of the draft chooses too, as if the draft were right so far.
+    of the draft chooses too, as if the draft were right so far. `num_proposed` is how many tokens a draft model is to
+    guess of what follows those that the item brings, to its one chooser; the sequence's blocks have room for them.
     """
 
     sequence: WorkerSequence
@@ -126,6 +127,7 @@ class WorkItem:
     num_tokens: int
     choosers: tuple[WorkerSequence, ...]
     draft: list[int] = field(default_factory=list)
+    num_proposed: int = 0
 
     @property
     def end(self) -> int:
@@ -147,7 +149,13 @@ class WorkItem:
         """Returns the tokens at the positions, the draft included."""
         return self.sequence.token_ids[self.start : self.known_end] + self.draft
 
+    @property
+    def looks_ahead(self) -> bool:
+        """Tells whether the sequence has blocks for guesses, which it keeps as far as they come true."""
+        return bool(self.draft or self.num_proposed)
+
     def without_draft(self) -> "WorkItem":
+        """Returns the item with neither a draft nor a proposal."""
         return WorkItem(self.sequence, self.start, self.num_known, self.choosers)
 
     @property

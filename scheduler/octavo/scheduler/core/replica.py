@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.sequence import PrefixGroup, RequestGroup, Sequence, SequenceGroup, SequenceStatus
+from octavo.scheduler.core.speculation.asking import AskingPrices
 from octavo.scheduler.core.speculation.pricing import Prices
 from octavo.scheduler.core.steps_in_flight import NextPlan, OutstandingStep, ReplicaStats, StepsInFlight, StepSize
 from octavo.scheduler.kv.memory import KVMemory
@@ -95,6 +96,7 @@ class Replica:
     suspect: RequestGroup | None = None
     size: StepSize = field(init=False)
     prices: Prices = field(init=False)
+    asking: AskingPrices = field(init=False)
     # In order of arrival; changed by `add` and `remove` alone.
     running: list[SequenceGroup] = field(default_factory=list)
     num_running_seqs: int = 0
@@ -112,6 +114,7 @@ class Replica:
         budget, max_seqs = self.config.token_budget(device), self.config.max_parallel_on(device)
         self.size = StepSize(budget, max_seqs, min_tokens=self.hello.block_size)
         self.prices = Prices(self.hello.costs.rows if self.hello.costs else [])
+        self.asking = AskingPrices(self.hello.costs.proposals if self.hello.costs else [])
 
     @property
     def replica_id(self) -> int:
@@ -193,6 +196,8 @@ class Replica:
             self.stats.add(step, result)
             if step.is_alone and self.prices.is_known:
                 self.prices.answered_alone(seconds, result.times)
+            if step.proposals:
+                self.asking.answered(len(step.proposals), max(step.proposals.values()), result.times.propose_us)
             if not step.prefills:
                 self.prices.answered(step.num_tokens - step.num_guesses, step.num_tokens, result.times)
             self.size.passed()

@@ -62,8 +62,9 @@ class Placement:
     sequence_id: int = 0
     num_computed: int = 0
     num_in_flight: int = 0
-    # What the outstanding step checks; nothing more is planned of the sequence before that is answered. (Beside what is
-    # read with it in every step: of thousands of sequences another cache line is felt.)
+    # What the outstanding step checks; `NO_GUESSES` where it only makes some. Nothing more is planned of the sequence
+    # before that is answered. (Beside what is read with it in every step: of thousands of sequences another cache line
+    # is felt.)
     draft: Draft | None = None
     # The last step planned with the sequence.
     last_step_id: int = 0

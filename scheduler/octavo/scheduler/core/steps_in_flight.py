@@ -37,6 +37,8 @@ class OutstandingStep:
     is_alone: bool = False
     # Drafts that the step checks, by the ids of sequences in `samplers`.
     drafts: dict[int, Draft] = field(default_factory=dict)
+    # How many guesses the draft model is to make, by the ids of sequences in `samplers`.
+    proposals: dict[int, int] = field(default_factory=dict)
 
     @property
     def num_guesses(self) -> int:

@@ -154,6 +154,7 @@ class FakeReplica:
             kv_bytes_per_token=runner.kv_bytes_per_token,
             kv_groups=runner.kv_groups,
             costs=costs,
+            draft_model=runner.draft_model,
         )
         self.table = SequenceTable(
             vocab_size=runner.model.vocab_size,
@@ -227,6 +228,7 @@ class FakeReplica:
             StepTimes(0, 0, 0, output.times.grammars),
             "",
             output.further,
+            output.proposed,
         )
 
 
@@ -336,11 +338,13 @@ class Cluster:
         costs: StepCosts | None = None,
         worker_id: str | None = None,
         faults: str = "",
+        draft_hit_rate: float | None = None,
         process: int | None = None,
         predecessor: Predecessor | None = None,
     ) -> FakeReplica:
-        """A replica with a fake model that has `faults` (`octavo.worker.fake.faults`), or with `runner`, of
-        worker-`incarnation` unless named, and in a process of its own; what it knows of the `predecessor` it tells."""
+        """A replica with a fake model that has `faults` (`octavo.worker.fake.faults`), and a draft model if this has a
+        hit rate, or with `runner`; of worker-`incarnation` unless named, and in a process of its own; what it knows of
+        the `predecessor` it tells."""
         if runner is None:
             runner = SpoilableRunner(
                 self._directory,
@@ -349,6 +353,8 @@ class Cluster:
                 num_cpu_blocks=num_cpu_blocks,
                 windows=windows,
                 faults=parse_faults(faults),
+                draft_model=None if draft_hit_rate is None else "draft",
+                draft_hit_rate=draft_hit_rate or 0.0,
             )
         replica = FakeReplica(runner, incarnation, costs, process)
         if worker_id is not None:

@@ -26,12 +26,14 @@ from octavo.wire.steps import (
     ModelInfo,
     PromptLogprobs,
     SampledToken,
+    SequenceDraft,
     SequenceFailure,
     StepTimes,
 )
 from octavo.worker.fake.cache import FakeCache, FakeCacheError
 from octavo.worker.fake.config import read_eos_token_ids, read_positive
 from octavo.worker.fake.distribution import FakeDistribution, NoTokenLeftError, settings_digest
+from octavo.worker.fake.draft_model import FakeDraftModel
 from octavo.worker.fake.faults import FakeFault, FakeFaults
 from octavo.worker.runner import DoneStep, StepOutput
 from octavo.worker.sampling.grammars import Grammars
@@ -173,9 +175,17 @@ class FakeChoices:
     candidates: list[Candidates] = field(default_factory=list)
     failed: list[SequenceFailure] = field(default_factory=list)
     grammars: list[GrammarTime] = field(default_factory=list)
+    proposed: list[SequenceDraft] = field(default_factory=list)
 
     def output(self, prompt_logprobs: list[PromptLogprobs], times: StepTimes) -> StepOutput:
-        return StepOutput(self.sampled, self.candidates, prompt_logprobs, self.failed, times, self.further)
+        return StepOutput(
+            self.sampled, self.candidates, prompt_logprobs, self.failed, times, self.further, self.proposed
+        )
+
+    def tokens(self) -> dict[int, list[int]]:
+        """Returns all tokens that sequences got."""
+        further = {each.sequence_id: each.token_ids for each in self.further}
+        return {each.sequence_id: [each.token_id, *further.get(each.sequence_id, [])] for each in self.sampled}
 
 
 def _failure(sequence: WorkerSequence, error: NoTokenLeftError | GrammarError) -> SequenceFailure:
@@ -190,7 +200,8 @@ class FakeRunner:
 
     `windows` has one entry per KV group, 0 for one that sees all tokens. The history that is hashed is the one that the
     widest group sees; the other groups must hold the same as far as they see. `num_cpu_blocks` None: a quarter of
-    `num_blocks`. Raises `ValueError` on more CPU blocks than device blocks.
+    `num_blocks`. A `draft_model` is right with the probability `draft_hit_rate`. Raises `ValueError` on more CPU blocks
+    than device blocks.
     """
 
     world_size = 1
@@ -208,6 +219,8 @@ class FakeRunner:
         eos_probability: float = 0.0,
         load_format: str = "auto",
         faults: tuple[FakeFault, ...] = (),
+        draft_model: str | None = None,
+        draft_hit_rate: float = 0.0,
     ) -> None:
         num_cpu_blocks = num_blocks // 4 if num_cpu_blocks is None else num_cpu_blocks
         self._vocabulary = FakeVocabulary.read(directory, eos_probability)
@@ -231,6 +244,12 @@ class FakeRunner:
         self.kv_bytes_per_token = self._cache.slot_bytes * len(windows)
         self.kv_cache_dtype = "int32"
         self.kv_groups = [KVGroup(window) for window in windows]
+        self.draft_model = draft_model
+        self._draft: FakeDraftModel | None = None
+        if draft_model is not None:
+            cache = FakeCache(num_blocks=num_blocks, num_cpu_blocks=num_cpu_blocks, block_size=block_size)
+            self._draft = FakeDraftModel(draft_model, draft_hit_rate, self._vocabulary.size, cache, self.kv_groups)
+            self.kv_bytes_per_token *= 2
 
     def launch(self, moves: BlockMoves, items: list[WorkItem]) -> DoneStep:
         return DoneStep(self.execute(moves, items))
@@ -244,6 +263,10 @@ class FakeRunner:
         self._cache.move(moves)
         for item in items:
             self._write(item)
+        if self._draft is not None:
+            self._draft.move(moves)
+            for item in items:
+                self._draft.compute(item)
         written = time.monotonic_ns()
         if self._step_s:
             time.sleep(self._step_s)
@@ -251,8 +274,15 @@ class FakeRunner:
         chosen = self._choose(items)
         prompt_logprobs = [part for item in items for part in self._prompt_logprobs(item)]
         ended = time.monotonic_ns()
+        if self._draft is not None:
+            self._propose(self._draft, items, chosen)
+        proposed = time.monotonic_ns()
         times = StepTimes(
-            (written - began) // 1000, (slept - written) // 1000, (ended - slept) // 1000, chosen.grammars
+            (written - began) // 1000,
+            (slept - written) // 1000,
+            (ended - slept) // 1000,
+            chosen.grammars,
+            (proposed - ended) // 1000,
         )
         return chosen.output(prompt_logprobs, times).without(spoiled)
 
@@ -301,6 +331,27 @@ class FakeRunner:
             )
             chosen.further.append(FurtherTokens(sequence.sequence_id, token_ids, logprobs))
         return len(tokens)
+
+    def _propose(self, draft: FakeDraftModel, items: list[WorkItem], chosen: FakeChoices) -> None:
+        """Adds what the draft model guesses to follow what was chosen."""
+        tokens = chosen.tokens()
+        for item in items:
+            if not item.num_proposed or item.sequence.sequence_id not in tokens:
+                continue
+            try:
+                guesses = draft.propose(item, tokens[item.sequence.sequence_id], self._expected)
+            except (NoTokenLeftError, GrammarError):
+                # Nothing can follow.
+                continue
+            chosen.proposed.append(SequenceDraft(item.sequence.sequence_id, guesses))
+
+    def _expected(self, item: WorkItem, further: list[int]) -> int:
+        """Returns what the fake model chooses after the known tokens of an item's sequence and `further` ones."""
+        chooser = Chooser(item.sequence, further, len(further))
+        history = array("i", [*item.sequence.token_ids[: item.known_end], *further])
+        visible = _visible(history, self._window, len(history) - 1)
+        sampling, index = chooser.sampling, chooser.sequence.sequence_index
+        return self._vocabulary.choose(visible, sampling, index, chooser.num_generated, self._mask(chooser))
 
     def _sampled(self, item: WorkItem, chooser: Chooser) -> SampledToken:
         sampling, index = chooser.sampling, chooser.sequence.sequence_index

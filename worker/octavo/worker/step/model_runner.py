@@ -117,6 +117,7 @@ class ModelRunner:
         self.kernels = kernel_path(choice, self._model)
         self.kv_bytes_per_token = self._block_bytes * len(self.kv_groups) // self.block_size
         self.kv_cache_dtype = str(self._layout.dtype).removeprefix("torch.")
+        self.draft_model: str | None = None
         self.model = ModelInfo(
             name=model_name(directory),
             fingerprint=identity,

@@ -50,10 +50,11 @@ class TrackRecord:
 
 
 class Acceptance:
-    """Learns the chances of guesses from one source by the length of the match that they follow."""
+    """Learns the chances of guesses from one source by the length of the match that they follow; of a draft model's, by
+    their depth. `first_chance` is expected of all of them at first, where it is given."""
 
-    def __init__(self) -> None:
-        self._right = [_FIRST_WEIGHT * chance for chance in _FIRST_CHANCES]
+    def __init__(self, first_chance: float | None = None) -> None:
+        self._right = [_FIRST_WEIGHT * (first_chance or chance) for chance in _FIRST_CHANCES]
         self._seen = [_FIRST_WEIGHT] * len(_FIRST_CHANCES)
 
     def chances(self, length: int, count: int, record: TrackRecord, worth: float = LEAST_WORTH) -> list[float]:

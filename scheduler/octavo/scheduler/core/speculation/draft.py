@@ -6,13 +6,15 @@ from dataclasses import dataclass
 
 class DraftSource(enum.Enum):
     """Says where a draft was copied from: the sequence's prompt or output, the output of another sequence of its
-    request, what the client expects the answer to be, or recent outputs of other requests like it."""
+    request, what the client expects the answer to be, or recent outputs of other requests like it; or that the worker's
+    draft model made it."""
 
     PROMPT = "prompt"
     OUTPUT = "output"
     SIBLING = "sibling"
     PREDICTION = "prediction"
     STORE = "store"
+    MODEL = "model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,3 +25,7 @@ class Draft:
     token_ids: list[int]
     chances: list[float]
     source: DraftSource
+
+
+# Stands in the place of a draft where a step makes guesses and checks none.
+NO_GUESSES = Draft([], [], DraftSource.MODEL)

@@ -29,7 +29,7 @@ _BEST_MANY = [
     (depth, sum(HIGHEST_CHANCE**each for each in range(1, depth + 1))) for depth in (1, 2, 4, 8, 16, MAX_DRAFT_TOKENS)
 ]
 # Tokens must come faster by so much: what is less may be an error of the measurements.
-_MARGIN = 1.02
+MARGIN = 1.02
 
 
 class Pace(enum.Enum):
@@ -96,7 +96,7 @@ class Prices:
     def answered_alone(self, seconds: float, times: StepTimes) -> None:
         """Notes how long the answer took to a step that was sent while no other was under way, and what the worker says
         that it took of that."""
-        self._gaps.append(max(0.0, seconds - _seconds_of(times)))
+        self._gaps.append(max(0.0, seconds - _seconds_of(times) - times.propose_us / 1e6))
         self.gap_s = sorted(self._gaps)[len(self._gaps) // 2]
 
     def answered(self, num_decodes: int, num_rows: int, times: StepTimes) -> None:
@@ -150,7 +150,7 @@ class Prices:
         rows, plain_s = num_decodes + other_rows, self.seconds(num_decodes)
         best = chain(_BEST_FEW, ((num_decodes * depth, num_decodes * gain) for depth, gain in _BEST_MANY))
         return any(
-            (num_decodes + gain) * plain_s > _MARGIN * num_decodes * (plain_s + self.further_seconds(rows, further))
+            (num_decodes + gain) * plain_s > MARGIN * num_decodes * (plain_s + self.further_seconds(rows, further))
             for further, gain in best
         )
 
@@ -169,7 +169,7 @@ def decide(prices: Prices, offers: Sequence[Offer], num_decodes: int, other_rows
         size, all_wait = _best_size(prices, ranked, num_decodes, other_rows)
         counts = _shares(gains, ranked[:size])
         some_wait = _every_other(prices, counts, sum(ranked[:size]), num_decodes, other_rows)
-        if max(all_wait, some_wait) > _MARGIN * plain:
+        if max(all_wait, some_wait) > MARGIN * plain:
             return Decision(counts, Pace.ALL if all_wait >= some_wait else Pace.DRAFTERS)
     return Decision([0] * len(offers), Pace.GO)
 

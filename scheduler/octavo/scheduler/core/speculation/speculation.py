@@ -1,4 +1,5 @@
-"""Speculation: which sequences of a step get drafts, how long ones, and which wait for an answer so that they can."""
+"""Speculation: which sequences of a step get drafts, how long ones, of which the draft model makes others for the next
+step, and which wait for an answer so that they can."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -6,8 +7,10 @@ from dataclasses import dataclass, field
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.sequence import RequestGroup, Sequence, SequenceGroup
-from octavo.scheduler.core.speculation.draft import Draft
+from octavo.scheduler.core.speculation.asking import Asking, ask
+from octavo.scheduler.core.speculation.draft import Draft, DraftSource
 from octavo.scheduler.core.speculation.drafter import Drafter
+from octavo.scheduler.core.speculation.model_guesses import ModelGuesses
 from octavo.scheduler.core.speculation.pricing import Decision, Offer, Pace, Prices, always, decide
 from octavo.scheduler.core.step import grammar_time
 from octavo.wire.steps import MAX_DRAFT_TOKENS
@@ -16,6 +19,9 @@ from octavo.wire.steps import MAX_DRAFT_TOKENS
 _FIRST_SCHEMA = 9
 # Sequences for which a step asks though they repeat nothing: to ask for all of a batch would take a millisecond.
 _ASKED_IN_TURN = 4
+# A draft model that does not pay is tried again after so many steps, with so many guesses of one sequence.
+_TRIED_AFTER = 256
+_TRIED_DEPTH = 2
 
 Decode = tuple[SequenceGroup, Sequence]
 _Proposal = tuple[RequestGroup, Sequence, Draft]
@@ -23,13 +29,14 @@ _Proposal = tuple[RequestGroup, Sequence, Draft]
 
 @dataclass(frozen=True, slots=True)
 class Spending:
-    """The `decodes` of a step that are planned now, and the `drafts` of some of them; the others are `waiting` for the
-    answer to an earlier one. `is_awaited`: the next plan waits for the step's answer; with `stands` false this one
-    waits for those that are outstanding."""
+    """The `decodes` of a step that are planned now, the `drafts` of some of them, and by `proposals` how many guesses
+    the draft model makes of what follows; the others are `waiting` for the answer to an earlier one. `is_awaited`: the
+    next plan waits for the step's answer; with `stands` false this one waits for those that are outstanding."""
 
     decodes: list[Decode]
     waiting: list[Sequence] = field(default_factory=list)
     drafts: dict[Sequence, Draft] = field(default_factory=dict)
+    proposals: dict[Sequence, int] = field(default_factory=dict)
     is_awaited: bool = False
     stands: bool = True
 
@@ -44,9 +51,12 @@ class Room:
 
 
 class Speculation:
-    """Asks a drafter for guesses, and decides by their price which are checked."""
+    """Asks a drafter, and workers' draft models, for guesses, and decides by their price which are made and checked."""
 
     def __init__(self, config: SchedulerConfig, drafter: Drafter) -> None:
+        self._model_guesses = ModelGuesses()
+        # Steps in a row in which a draft model was asked for nothing.
+        self._num_unasked = 0
         self._setting = config.speculation
         self._most = config.speculation if isinstance(config.speculation, int) else MAX_DRAFT_TOKENS
         self._drafter = drafter
@@ -70,6 +80,7 @@ class Speculation:
         """Lets go of a group that has ended."""
         if self._setting != "off":
             self._drafter.forget(group)
+            self._model_guesses.forget(group)
 
     def reset_cache(self, salt: str | None, groups: Iterable[RequestGroup]) -> None:
         """Lets no later group be given drafts of what is known now behind `salt`, None for all, nor of what those of
@@ -77,27 +88,76 @@ class Speculation:
         if self._setting != "off":
             self._drafter.reset(salt, groups)
 
+    def take(self, replica: Replica, sequence: Sequence, guesses: list[int]) -> None:
+        """Keeps what the replica's draft model guesses to follow the known tokens of a sequence."""
+        if replica.hello.draft_model is not None:
+            self._model_guesses.take(replica.hello.draft_model, sequence, guesses)
+
     def spend(self, replica: Replica, decodes: list[Decode], other_rows: int, room: Room) -> Spending:
-        """Returns which of a step's decodes are planned now beside `other_rows` of prompts, and drafts for them as far
-        as there is `room`."""
+        """Returns which of a step's decodes are planned now beside `other_rows` of prompts, with drafts and proposals
+        for them as far as there is `room`."""
         prices, is_priced = replica.prices, self._setting == "auto"
         if is_priced and not prices.may_pay(len(decodes), other_rows):
             return Spending(decodes)
         self._drafter.begin_step(prices.worth(len(decodes), other_rows) if is_priced else 0.0)
         proposals = self._proposals(replica, decodes)
-        if not proposals:
+        if not proposals and replica.hello.draft_model is None:
             return Spending(decodes)
         offers = [Offer(draft.chances, sequence.placement.num_in_flight > 0) for _, sequence, draft in proposals]
         decision = self._decide(prices, offers, len(decodes), other_rows, room.rows)
-        if decision.pace is Pace.ALL and replica.outstanding:
-            return Spending(decodes, stands=False)
         chosen = [(proposal, count) for proposal, count in zip(proposals, decision.counts, strict=True) if count]
-        waiting = [sequence for (_, sequence, _), _ in chosen if sequence.placement.num_in_flight]
+        asked, pace = self._to_guess(replica, decodes, chosen, other_rows)
+        all_wait = Pace.ALL in (decision.pace, pace)
+        if all_wait and replica.outstanding:
+            return Spending(decodes, stands=False)
+        wanted = dict.fromkeys([sequence for (_, sequence, _), _ in chosen] + list(asked))
+        waiting = [sequence for sequence in wanted if sequence.placement.num_in_flight]
         held = set(waiting)
         going = [decode for decode in decodes if decode[1] not in held] if waiting else decodes
         ready = [(proposal, count) for proposal, count in chosen if not proposal[1].placement.num_in_flight]
-        drafts = _fitting(replica, ready, _left(replica, decodes, len(ready), room))
-        return Spending(going, waiting, drafts, is_awaited=decision.pace is Pace.ALL)
+        left = _left(replica, decodes, len(wanted) - len(waiting), room)
+        drafts = _fitting(replica, ready, left)
+        return Spending(going, waiting, drafts, _fitting_proposals(replica, asked, drafts, left), is_awaited=all_wait)
+
+    def _to_guess(
+        self, replica: Replica, decodes: list[Decode], chosen: list[tuple[_Proposal, int]], other_rows: int
+    ) -> tuple[dict[Sequence, int], Pace]:
+        """Returns how many guesses the draft model is to make of what follows the step's tokens, for sequences that do
+        not copy a text, which are to wait for their answers where these are outstanding; and whether all others are
+        to."""
+        model = replica.hello.draft_model
+        if model is None:
+            return {}, Pace.GO
+        drafted = {sequence: count for (_, sequence, _), count in chosen}
+        copying = {sequence for (_, sequence, draft), _ in chosen if draft.source is not DraftSource.MODEL}
+        # How many may be made of each: their room is behind all that the step may bring.
+        most: dict[Sequence, int] = {}
+        for group, sequence in decodes:
+            count = min(self._most, group.longest - sequence.num_known - drafted.get(sequence, 0) - 2)
+            if (
+                count > 0
+                and sequence not in copying
+                and isinstance(group, RequestGroup)
+                and _may_draft(group, sequence)
+            ):
+                most[sequence] = count
+        if self._setting != "auto":
+            return most, Pace.DRAFTERS
+        if not most or not replica.asking.is_known:
+            return {}, Pace.GO
+        sequences = list(most)
+        chances = [self._model_guesses.chances(model, sequence, count) for sequence, count in most.items()]
+        found = ask(replica.prices, replica.asking, chances, len(decodes), other_rows)
+        if found.depth:
+            self._num_unasked = 0
+            return _first(found, sequences, most), Pace.ALL
+        self._num_unasked += 1
+        if self._num_unasked < _TRIED_AFTER:
+            return {}, Pace.GO
+        trial = next((each for each in sequences if not each.placement.num_in_flight), sequences[0])
+        if not trial.placement.num_in_flight:
+            self._num_unasked = 0
+        return {trial: min(_TRIED_DEPTH, most[trial])}, Pace.DRAFTERS
 
     def _decide(
         self, prices: Prices, offers: list[Offer], num_decodes: int, other_rows: int, num_rows: int
@@ -109,16 +169,22 @@ class Speculation:
     def _proposals(self, replica: Replica, decodes: list[Decode]) -> list[_Proposal]:
         """Returns the drafts that the drafter proposes to those that it is asked for, with their sequences."""
         found: list[_Proposal] = []
-        vocab_size = replica.hello.model.vocab_size
-        for group, sequence in self._asked(decodes, replica.next_plan.step_id):
+        vocab_size, model = replica.hello.model.vocab_size, replica.hello.draft_model
+        may_repeat = self._asked(decodes, replica.next_plan.step_id)
+        copying = {sequence for _, sequence in may_repeat} if model is not None else None
+        for group, sequence in may_repeat if copying is None else decodes:
             if not isinstance(group, RequestGroup) or not _may_draft(group, sequence):
                 continue
             # Of a token in flight the first guess is for that, and takes no row.
             most = min(self._most + sequence.placement.num_in_flight, group.longest - sequence.num_known - 1)
             if most < 1:
                 continue
-            draft = self._drafter.propose(group, sequence, most)
-            sequence.placement.may_repeat = draft is not None
+            draft = None
+            if copying is None or sequence in copying:
+                draft = self._drafter.propose(group, sequence, most)
+                sequence.placement.may_repeat = draft is not None
+            if model is not None and not sequence.placement.num_in_flight:
+                draft = _better(draft, self._model_guesses.draft(model, sequence, most))
             if draft is not None and (sound := _cut(draft, min(most, _num_sound(draft.token_ids, vocab_size)))):
                 found.append((group, sequence, sound))
         return found
@@ -136,6 +202,19 @@ class Speculation:
 def _may_draft(group: RequestGroup, sequence: Sequence) -> bool:
     """Tells whether a sequence's next token may come with a draft: beams and those that others follow have none."""
     return group.search is None and not sequence.is_unwanted and not group.followers(sequence)
+
+
+def _better(copy: Draft | None, guess: Draft | None) -> Draft | None:
+    """Returns the draft of which more is expected to come true."""
+    if copy is None or guess is None:
+        return copy or guess
+    return max(copy, guess, key=lambda draft: sum(Offer(draft.chances).gains()))
+
+
+def _first(found: Asking, sequences: list[Sequence], most: dict[Sequence, int]) -> dict[Sequence, int]:
+    """Returns how deep each sequence is asked for, in the order of `sequences`."""
+    places = set(found.places)
+    return {each: min(found.depth, most[each]) for place, each in enumerate(sequences) if place in places}
 
 
 def _num_sound(token_ids: list[int], vocab_size: int) -> int:
@@ -176,6 +255,25 @@ def _fitting(replica: Replica, ready: list[tuple[_Proposal, int]], left: Room) -
             left.blocks -= _num_more(replica, sequence, count)
             left.grammar_us -= count * group.grammar.us if group.grammar is not None else 0
     return drafts
+
+
+def _fitting_proposals(
+    replica: Replica, asked: dict[Sequence, int], drafts: dict[Sequence, Draft], left: Room
+) -> dict[Sequence, int]:
+    """Returns how many guesses are asked for of each sequence that waits for no answer, as far as there is room for
+    them behind its draft."""
+    proposals: dict[Sequence, int] = {}
+    for sequence, count in asked.items():
+        if sequence.placement.num_in_flight:
+            continue
+        num_drafted = len(drafts[sequence].token_ids) if sequence in drafts else 0
+        taken = _num_more(replica, sequence, num_drafted)
+        while count and _num_more(replica, sequence, num_drafted + count) - taken > left.blocks:
+            count -= 1
+        if count:
+            proposals[sequence] = count
+            left.blocks -= _num_more(replica, sequence, num_drafted + count) - taken
+    return proposals
 
 
 def _num_more(replica: Replica, sequence: Sequence, num_guesses: int) -> int:

@@ -23,6 +23,7 @@ from octavo.wire.base import NULL_BLOCK
 from octavo.wire.steps import (
     BlockMove,
     BlockMoves,
+    Proposal,
     Remap,
     SequenceDraft,
     SequenceFork,
@@ -64,6 +65,8 @@ class StepBuilder:
     work: list[SequenceWork] = field(default_factory=list)
     # Drafts that the step checks, in the order of the work.
     drafts: list[tuple[SequenceGroup, Sequence, Draft]] = field(default_factory=list)
+    # How many guesses the draft model is to make after the step, by the ids of sequences, in the order of the work.
+    proposals: dict[int, int] = field(default_factory=dict)
     # Free blocks of sequences that wait for an answer, to have drafts in the next step instead of a token in this one.
     num_kept: int = 0
     # The next plan has to wait for this step's answer.
@@ -129,14 +132,18 @@ class StepBuilder:
 
     # -- compute ----------------------------------------------------------------------------------------------------
 
-    def check(self, group: SequenceGroup, sequence: Sequence, draft: Draft) -> None:
-        """Adds the last known token of a sequence and guesses of those that follow it, as further rows."""
+    def check(self, group: SequenceGroup, sequence: Sequence, draft: Draft, num_proposed: int = 0) -> None:
+        """Adds the last known token of a sequence and guesses of those that follow it, as further rows; has so many
+        guessed of what follows the tokens that come of it."""
         num_guesses = len(draft.token_ids)
-        self.compute(group, sequence, 1, 1 + num_guesses)
+        self.compute(group, sequence, 1, 1 + num_guesses + num_proposed)
         self.budget -= num_guesses
         self.num_tokens += num_guesses
         sequence.placement.draft = draft
-        self.drafts.append((group, sequence, draft))
+        if num_guesses:
+            self.drafts.append((group, sequence, draft))
+        if num_proposed:
+            self.proposals[sequence.placement.sequence_id] = num_proposed
 
     def compute(self, group: SequenceGroup, sequence: Sequence, num_tokens: int, room: int = 1) -> None:
         """Adds the next `num_tokens` tokens of a sequence; with its last known one, the next is chosen. New blocks give
@@ -342,6 +349,7 @@ class StepBuilder:
             remaps=[remap for _, remap in pending] + self.remaps,
             work=self.work,
             drafts=[SequenceDraft(sequence_id, draft.token_ids) for sequence_id, draft in drafts.items()],
+            proposals=[Proposal(sequence_id, count) for sequence_id, count in self.proposals.items()],
         )
         changed = [owner for owner, _ in pending] + self.admitted
         step = OutstandingStep(
@@ -356,6 +364,7 @@ class StepBuilder:
             now,
             not replica.outstanding,
             drafts,
+            self.proposals,
         )
         replica.sent(step, self.later_remaps, is_awaited=self.is_awaited)
         return plan

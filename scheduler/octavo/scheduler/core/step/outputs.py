@@ -77,13 +77,14 @@ _NO_LOGPROBS: list[Logprobs] = []
 @dataclass(slots=True)
 class Outcome:
     """A step's results: deltas by frontend, groups that have ended, why sequences have, prefixes whose KV is computed,
-    and drafts that were checked, with the numbers of guesses that became tokens."""
+    drafts that were checked, with the numbers of guesses that became tokens, and what draft models guess next."""
 
     deltas: defaultdict[int, list[Delta]] = field(default_factory=lambda: defaultdict(list))
     finished: list[RequestGroup] = field(default_factory=list)
     reasons: list[FinishReason] = field(default_factory=list)
     prefixes: list[PrefixGroup] = field(default_factory=list)
     drafts: list[tuple[Draft, int]] = field(default_factory=list)
+    proposed: list[tuple[Sequence, list[int]]] = field(default_factory=list)
 
 
 Member = tuple[SequenceGroup, Sequence]
@@ -91,7 +92,8 @@ Member = tuple[SequenceGroup, Sequence]
 
 def answers(step: OutstandingStep, result: StepResult) -> bool:
     """Tells whether a result says exactly what the step asked for: of every sequence that chooses, its token or that it
-    failed; of those with a draft further tokens, as far as the draft was right; of others at most that they failed."""
+    failed; of those with a draft further tokens, as far as the draft was right; of those that it was to propose for at
+    most as many guesses; of others at most that they failed."""
     if result.outcome is not StepOutcome.DONE:
         return True
     asked = [sequence.placement.sequence_id for _, sequence in _unfailed(step.samplers, result)]
@@ -101,6 +103,7 @@ def answers(step: OutstandingStep, result: StepResult) -> bool:
         and [candidates.sequence_id for candidates in result.candidates] == wanted
         and (not result.failed or _are_members(step, result.failed))
         and (not result.further or _continue_drafts(step, result))
+        and (not result.proposed or _are_asked(step, result))
     )
 
 
@@ -111,6 +114,18 @@ def _continue_drafts(step: OutstandingStep, result: StepResult) -> bool:
     named = [further.sequence_id for further in result.further]
     return named == [sequence_id for sequence_id in firsts if sequence_id in set(named)] and all(
         _continues(firsts[further.sequence_id], further, step.drafts[further.sequence_id]) for further in result.further
+    )
+
+
+def _are_asked(step: OutstandingStep, result: StepResult) -> bool:
+    """Tells whether guesses come of sequences that got tokens and have a proposal, in their order, and not too many."""
+    sampled = {each.sequence_id for each in result.sampled}
+    proposed = {each.sequence_id: len(each.token_ids) for each in result.proposed}
+    named = [sequence_id for sequence_id in step.proposals if sequence_id in proposed]
+    return (
+        [each.sequence_id for each in result.proposed] == named
+        and sampled.issuperset(named)
+        and all(proposed[each] <= step.proposals[each] for each in named)
     )
 
 
@@ -230,6 +245,15 @@ def accept(replica: Replica, step: OutstandingStep, result: StepResult) -> Outco
     for (group, sequence), sampled in zip(_unfailed(step.samplers, result), result.sampled, strict=True):
         if sequence.status is SequenceStatus.RUNNING and group not in restarts:
             _append_sampled(replica, group, sequence, sampled, further, outcome)
+    if result.proposed:
+        proposed = {each.sequence_id: each.token_ids for each in result.proposed}
+        outcome.proposed = [
+            (sequence, proposed[sequence.placement.sequence_id])
+            for group, sequence in step.samplers
+            if sequence.status is SequenceStatus.RUNNING
+            and group not in restarts
+            and sequence.placement.sequence_id in proposed
+        ]
     for (group, beam), candidates in zip(_unfailed(step.beams, result), result.candidates, strict=True):
         if beam.status is SequenceStatus.RUNNING and group not in restarts:
             _take_candidates(replica, group, beam, candidates, outcome)
@@ -318,19 +342,22 @@ def _append_further(
 
 
 def _settle_draft(replica: Replica, sequence: Sequence, num_right: int, num_tokens: int, outcome: Outcome) -> None:
-    """Books the answer to a draft, of which so many guesses were right, and which brought so many tokens."""
+    """Books the answer to a draft, of which so many guesses were right, and which brought so many tokens; also where
+    there were no guesses, but room for those that were to be made."""
     placement = sequence.placement
     draft, placement.draft = placement.draft, None
     assert draft is not None
     # All but the last of the tokens were guesses, and so are computed.
     placement.num_computed += num_tokens - 1
+    replica.confirm(sequence)
+    if not draft.token_ids:
+        return
     num_accepted = min(num_right, num_tokens)
     if sequence.draft_counts is None:
         sequence.draft_counts = DraftCounts()
     sequence.draft_counts.checked(draft, num_accepted)
     replica.stats.checked(len(draft.token_ids), num_right)
     outcome.drafts.append((draft, num_accepted))
-    replica.confirm(sequence)
 
 
 def _with_counts(delta: Delta, counts: DraftCounts) -> Delta:

@@ -49,6 +49,8 @@ def _book(state: SchedulerState, replica: Replica, outcome: results.Outcome) -> 
         state.observer.finished(reason)
     for draft, num_accepted in outcome.drafts:
         state.observer.drafted(draft.source.value, len(draft.token_ids), num_accepted)
+    for sequence, guesses in outcome.proposed:
+        state.speculation.take(replica, sequence, guesses)
     for group in outcome.finished:
         replica.remove(group)
         state.requests.finish(group)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from octavo.scheduler.core.admission import Obstacle, ObstacleKind, returns_before, start_obstacle
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from octavo.scheduler.core.speculation.draft import NO_GUESSES
 from octavo.scheduler.core.speculation.speculation import Room, Speculation
 from octavo.scheduler.core.step import grammar_time
 from octavo.scheduler.core.step.builder import StepBuilder
@@ -100,15 +101,15 @@ def _decode_with_drafts(
     # What waits has its place in the step all the same: who would come instead would be the next to be preempted.
     builder.budget -= len(spending.waiting)
     builder.num_kept = replica.kv.num_missing(spending.waiting)
-    if not spending.drafts:
+    if not (spending.drafts or spending.proposals):
         _compute(builder, spending.decodes)
         return True
     for group, sequence in spending.decodes:
-        draft = spending.drafts.get(sequence)
-        if draft is None:
+        draft, num_proposed = spending.drafts.get(sequence), spending.proposals.get(sequence, 0)
+        if draft is None and not num_proposed:
             builder.compute(group, sequence, 1)
         else:
-            builder.check(group, sequence, draft)
+            builder.check(group, sequence, draft or NO_GUESSES, num_proposed)
     builder.is_awaited = spending.is_awaited
     return True
 

@@ -85,4 +85,6 @@ class DeferredRunner(SpoilableRunner):
 
 def _copied(item: WorkItem) -> WorkItem:
     members = tuple(each.fork(each.sequence_id, each.sequence_index) for each in item.members)
-    return WorkItem(members[0], item.start, item.num_tokens, members if item.choosers else (), item.draft)
+    return WorkItem(
+        members[0], item.start, item.num_tokens, members if item.choosers else (), item.draft, item.num_proposed
+    )
