@@ -58,7 +58,7 @@ def _outcome(
     is lost once; its steps fail now and then."""
     random = Random(seed)
     cluster = Cluster(directory, drafter=drafter, max_failed_steps=10**6, **config)
-    sizes = {"num_blocks": 150, "num_cpu_blocks": 60, "block_size": random.choice([1, 2, 4])}
+    sizes: dict[str, Any] = {"num_blocks": 150, "num_cpu_blocks": 60, "block_size": random.choice([1, 2, 4])}
     cluster.join(1, draft_hit_rate=hit_rate, **sizes)
     cluster.submit(*requests)
     lost_at = random.randint(3, 20)
@@ -89,7 +89,7 @@ def _told(deltas: list[Delta]) -> tuple[Any, ...]:
 def test_they_get_what_they_get_without(tmp_path: Path, seed: int) -> None:
     directory, random = write_fake_model(tmp_path / "model"), Random(seed)
     requests = [_request(random, f"r{number}") for number in range(_REQUESTS)]
-    config = {
+    config: dict[str, Any] = {
         "max_num_batched_tokens": random.choice([8, 16, 64]),
         "max_num_seqs": 8,
         "max_steps_in_flight": random.choice([1, 2]),

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from octavo.runtime.models.directory import ModelDirectoryError, resolve_model
+from octavo.runtime.models.directory import ModelDirectoryError, model_name, resolve_model
 from octavo.worker.config import WorkerConfig
 from octavo.worker.health import Liveness
 from octavo.worker.model_settings import DEFAULT_FAKE_BLOCKS
@@ -99,16 +99,17 @@ def describe(runner: Runner, *, exact: bool = False) -> str:
         f" {runner.num_cpu_blocks} CPU blocks ({runner.num_cpu_blocks * block_gib:.2f} GiB)"
         f" of {runner.block_size} tokens, {runner.kv_bytes_per_token} KV bytes per token ({runner.kv_cache_dtype});"
         f" kernels: {runner.kernels}"
-    )
+    ) + (f"; draft model: {runner.draft_model}" if runner.draft_model else "")
 
 
 def _make_runner(config: WorkerConfig, **shared: Any) -> Runner:
     """Makes the runner of `config`; `shared` holds the group and the followers of a rank."""
-    make: Callable[[WorkerConfig, Path], Runner] = _make_fake_runner
+    make: Callable[[WorkerConfig, Path, Path | None], Runner] = _make_fake_runner
     if config.device != "fake":
         make = partial(_make_model_runner, **shared)
     try:
-        runner = make(config, resolve_model(config.model, config.load_format))
+        draft = resolve_model(config.draft_model, config.load_format) if config.draft_model else None
+        runner = make(config, resolve_model(config.model, config.load_format), draft)
         _check_context_room(runner, config)
     except (ModelDirectoryError, ContextRoomError) as error:
         raise UnusableError(one_line(error)) from error
@@ -128,7 +129,7 @@ def _check_context_room(runner: Runner, config: WorkerConfig) -> None:
         logger.warning("requests as long as the context will be refused: %s", error)
 
 
-def _make_fake_runner(config: WorkerConfig, directory: Path) -> Runner:
+def _make_fake_runner(config: WorkerConfig, directory: Path, draft: Path | None) -> Runner:
     from octavo.worker.fake.runner import FakeRunner
 
     runner = FakeRunner(
@@ -142,12 +143,14 @@ def _make_fake_runner(config: WorkerConfig, directory: Path) -> Runner:
         step_ms=config.fake_step_ms,
         eos_probability=config.fake_eos_probability,
         faults=config.fake_faults,
+        draft_model=model_name(draft) if draft else None,
+        draft_hit_rate=config.fake_draft_hit_rate,
     )
     runner.grammars.load()
     return runner
 
 
-def _make_model_runner(config: WorkerConfig, directory: Path, **shared: Any) -> Runner:
+def _make_model_runner(config: WorkerConfig, directory: Path, draft: Path | None, **shared: Any) -> Runner:
     # Importing torch takes seconds and a gigabyte: the fake device, and --help, must not need it.
     import torch
 
@@ -163,7 +166,7 @@ def _make_model_runner(config: WorkerConfig, directory: Path, **shared: Any) -> 
     if config.device == "cpu" and (chosen := settle(directory, settings, shared.get("group", SINGLE))):
         click.echo(chosen)
     try:
-        runner = ModelRunner(directory, settings, device=_own_device(config), **shared)
+        runner = ModelRunner(directory, settings, device=_own_device(config), draft_directory=draft, **shared)
     except (KVCacheError, ModelConfigError, ModelRunnerError, WeightsError) as error:
         raise UnusableError(one_line(error)) from error
     except torch.OutOfMemoryError as error:

@@ -23,6 +23,7 @@ LOCAL_SCHEME = "file:"
 DEFAULT_BLOCK_SIZE = 16
 DEFAULT_FAKE_BLOCKS = 1024
 DEFAULT_FAKE_WINDOWS = (0,)
+DEFAULT_FAKE_HIT_RATE = 0.8
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 # The dtypes of keys and values that a device may be asked for; `auto`: the dtype of the computation.
 _KV_CACHE_DTYPES = MappingProxyType({"cpu": ("bfloat16", "float32", "int8"), "cuda": ("fp8",)})
@@ -87,6 +88,15 @@ class ModelSettings:
     ] = "auto"
     quantization: Annotated[str, QUANTIZATION] = "none"
     dequantized: bool = False
+    draft_model: Annotated[
+        str | None,
+        Option(
+            "--draft-model",
+            "Directory of a smaller model with the same vocabulary, which guesses what the model will say where that"
+            " makes it faster; on a CPU.",
+            Parsed(str, "DIRECTORY"),
+        ),
+    ] = None
     kv_cache_dtype: Annotated[
         str,
         Option(
@@ -218,6 +228,14 @@ class ModelSettings:
             default="0",
         ),
     ] = DEFAULT_FAKE_WINDOWS
+    fake_draft_hit_rate: Annotated[
+        float,
+        Option(
+            "--fake-draft-hit-rate",
+            "How often the fake device's draft model, if it has one, guesses right.",
+            Real(at_least=0, at_most=1),
+        ),
+    ] = DEFAULT_FAKE_HIT_RATE
     fake_faults: Annotated[
         tuple[FakeFault, ...],
         Option(
@@ -244,6 +262,7 @@ class ModelSettings:
             raise ConfigError(f"--quantization {self.quantization} is for --device cpu; drop it on {self.device}")
         self._check_fake()
         self._check_ranks()
+        self._check_draft_model()
 
     @property
     def exact(self) -> bool:
@@ -289,6 +308,17 @@ class ModelSettings:
                 " cores, where more threads only wait for each other; give fewer --threads"
             )
 
+    def _check_draft_model(self) -> None:
+        if self.draft_model is None:
+            return
+        if self.device == "cuda":
+            raise ConfigError(
+                "a draft model goes on from tokens that are known, and steps on a GPU are queued before theirs are;"
+                " drop --draft-model, or --device cuda"
+            )
+        if self.tp > 1:
+            raise ConfigError("a draft model is not shared by ranks yet; drop --draft-model, or --tp")
+
     def _check_rendezvous(self, rendezvous: str) -> None:
         if self.tp == 1:
             raise ConfigError("--tp-rank and --tp-rendezvous are for several ranks; give --tp too")
@@ -305,7 +335,8 @@ class ModelSettings:
     @property
     def _has_fake_settings(self) -> bool:
         windows = self.fake_windows != DEFAULT_FAKE_WINDOWS
-        return bool(windows or self.fake_step_ms or self.fake_eos_probability or self.fake_faults)
+        guesses = self.fake_draft_hit_rate != DEFAULT_FAKE_HIT_RATE
+        return bool(windows or self.fake_step_ms or self.fake_eos_probability or self.fake_faults or guesses)
 
     def _check_fake(self) -> None:
         if self.device == "fake":
@@ -314,7 +345,8 @@ class ModelSettings:
                 raise ConfigError("the fake device has no KV memory to size; give the number of blocks instead")
         elif self._has_fake_settings:
             raise ConfigError(f"settings of the fake device mean nothing on {self.device}; drop them or use fake")
-        if not 0 <= self.fake_step_ms < math.inf or not 0 <= self.fake_eos_probability <= 1:
+        rates = (self.fake_eos_probability, self.fake_draft_hit_rate)
+        if not 0 <= self.fake_step_ms < math.inf or not all(0 <= rate <= 1 for rate in rates):
             raise ConfigError("a fake step takes 0 ms or more, and a probability lies in 0 to 1")
         if not self.fake_windows or min(self.fake_windows) < 0:
             raise ConfigError("the fake device needs one KV group or more, each with a window of 0 tokens or more")

@@ -20,6 +20,7 @@ from octavo.worker.calibrate.timed_steps import (
     StepRow,
     TimedRun,
     TimedStep,
+    blocks_of,
     longest_sequence,
     rows,
     sizes,
@@ -39,6 +40,10 @@ _FIRST_CHUNK = 16
 _LAST_CHUNK = 4096
 # Rows of a step that all choose. Those of the first two groups are timed on any device, the others where it is fast.
 _ROWS = ((1, 4), (16,), (2, 8, 32, 64))
+# Sequences of a step with proposals, the guesses of each, and how often these are timed.
+_PROPOSING = (1, 4, 16)
+_GUESSES = 4
+_PROPOSING_ROUNDS = 3
 
 
 def calibrate(runner: Runner, clock: Clock = time.perf_counter) -> StepCosts:
@@ -49,7 +54,7 @@ def calibrate(runner: Runner, clock: Clock = time.perf_counter) -> StepCosts:
     """
     prefill = _fitted(timed(_chunks(runner), PREFILL_BUDGET_S, clock), _of_prefill)
     swap = _fitted(timed(swaps(runner), SWAP_BUDGET_S, clock), _of_swap)
-    return StepCosts(PrefillCosts(*prefill), SwapCosts(*swap), _row_costs(runner, clock))
+    return StepCosts(PrefillCosts(*prefill), SwapCosts(*swap), _row_costs(runner, clock), _proposal_costs(runner))
 
 
 def _fitted(samples: list[TimedStep], quantities: Callable[[StepShape], list[float]]) -> list[float]:
@@ -74,6 +79,22 @@ def _row_costs(runner: Runner, clock: Clock) -> list[RowCost]:
     found = sorted((sample.shape.num_sampled, sample.seconds) for sample in samples)
     seconds = accumulate((each for _, each in found), max)
     return [RowCost(count, each) for (count, _), each in zip(found, seconds, strict=True)]
+
+
+def _proposal_costs(runner: Runner) -> list[RowCost]:
+    """Returns what the runner says that a guess of its draft model takes, of so many sequences together; the least of
+    some rounds."""
+    if runner.draft_model is None or longest_sequence(runner) <= _GUESSES:
+        return []
+    found: list[RowCost] = []
+    for count in _PROPOSING:
+        row = StepRow(0, samples=True, proposed=_GUESSES)
+        if count * blocks_of(runner, row) > runner.num_blocks:
+            break
+        run = rows(runner, count * [row])
+        least = min(run.execute().times.propose_us for _ in range(_PROPOSING_ROUNDS))
+        found.append(RowCost(count, max(1, least) / 1e6 / _GUESSES))
+    return found
 
 
 def _checks_drafts(runner: Runner) -> bool:

@@ -38,12 +38,13 @@ _MIXES = ((1, 16), (4, 64), (16, 64), (16, 256), (64, 256))
 @dataclass(frozen=True, slots=True)
 class StepRow:
     """One sequence's share of a step: `num_tokens` after `context` others, at the end of which it may choose one. The
-    last of them may be a `draft`, of which each token chooses too."""
+    last of them may be a `draft`, of which each token chooses too; `proposed` tokens may be guessed to follow."""
 
     context: int
     num_tokens: int = 1
     samples: bool = False
     draft: tuple[int, ...] = ()
+    proposed: int = 0
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -79,7 +80,7 @@ def longest_sequence(runner: Runner) -> int:
 
 def blocks_of(runner: Runner, row: StepRow) -> int:
     """Returns the blocks of a row's sequence, in all KV groups."""
-    return -(-(row.context + row.num_tokens) // runner.block_size) * len(runner.kv_groups)
+    return -(-(row.context + row.num_tokens + row.proposed) // runner.block_size) * len(runner.kv_groups)
 
 
 def rows(runner: Runner, chosen: list[StepRow], temperature: float = 0.0) -> TimedRun:
@@ -137,7 +138,7 @@ def _items(runner: Runner, chosen: list[StepRow], temperature: float) -> list[Wo
         first_block = 0 if first_block + count > runner.num_blocks else first_block
         sequence = _sequence(runner, sequence_id, row, sampling, first_block)
         choosers = (sequence,) if row.samples else ()
-        items.append(WorkItem(sequence, row.context, row.num_tokens, choosers, list(row.draft)))
+        items.append(WorkItem(sequence, row.context, row.num_tokens, choosers, list(row.draft), row.proposed))
         first_block += count
     return items
 

@@ -78,6 +78,18 @@ def choose(logits: Tensor, choosers: list[Chooser], masks: Masks = NO_MASKS) -> 
     return Choices(sampled, candidates, failures(choosers, finite, answered, masks), further)
 
 
+def guesses(logits: Tensor, choosers: list[Chooser], masks: Masks = NO_MASKS) -> list[int | None]:
+    """Returns what each of `choosers` would choose from its row of a draft model's `logits` ([rows, vocab_size]), drawn
+    with the number with which it will choose from the model's own: so two models that agree draw the same. None where
+    it could choose nothing."""
+    rows = Rows.of(logits.float(), choosers)
+    samplers = [row for row, value in enumerate(rows.largest.tolist()) if isfinite(value)]
+    if not samplers:
+        return [None] * len(choosers)
+    token_ids, possible = _drawn(rows, samplers, masks)
+    return [token_id if row in possible else None for row, token_id in enumerate(token_ids)]
+
+
 def broken(hidden: Tensor, sequences: list[WorkerSequence]) -> list[SequenceFailure]:
     """Returns the failures of those `sequences` whose row of `hidden` ([rows, hidden_size]) is not finite."""
     if not sequences:
@@ -103,6 +115,14 @@ def _failure(chooser: Chooser, masks: Masks) -> SequenceFailure:
 
 def _sample(rows: Rows, samplers: list[int], masks: Masks) -> tuple[list[SampledToken], list[FurtherTokens]]:
     """Samples a token for each of `samplers` for whom the processors leave one, and keeps those that count."""
+    token_ids, possible = _drawn(rows, samplers, masks)
+    counting = accepted(rows.choosers, token_ids, possible)
+    return reports(rows.choosers, counting, token_ids, _logprobs(rows, counting, token_ids))
+
+
+def _drawn(rows: Rows, samplers: list[int], masks: Masks) -> tuple[list[int], set[int]]:
+    """Draws a token for each row; returns them with those of `samplers` for whom the processors leave one: the tokens
+    of all others are void."""
     processed = [row for row in samplers if is_processed(rows.choosers[row])]
     chosen = draw(rows, sorted(set(samplers) - set(processed)))
     exhausted: set[int] = set()
@@ -113,8 +133,7 @@ def _sample(rows: Rows, samplers: list[int], masks: Masks) -> tuple[list[Sampled
         tokens = draw(changed, [index for index, good in enumerate(possible) if good])
         chosen[torch.tensor(processed, device=chosen.device)] = tokens
     token_ids: list[int] = chosen.tolist()
-    counting = accepted(rows.choosers, token_ids, set(samplers) - exhausted)
-    return reports(rows.choosers, counting, token_ids, _logprobs(rows, counting, token_ids))
+    return token_ids, set(samplers) - exhausted
 
 
 def _candidates(beams: Rows, masks: Masks) -> list[Candidates]:

@@ -15,16 +15,24 @@ from octavo.worker.sampling.logprobs import prompt_logprobs
 from octavo.worker.sampling.sampler import broken, choose
 from octavo.worker.sequences import WorkItem
 from octavo.worker.step.batch import Batch, LogitRows, build_batch
+from octavo.worker.step.draft_model import DraftModel
 from octavo.worker.step.forward import PagedModel, Paging
 from octavo.worker.tensor_parallel.leader import NO_FOLLOWERS, Followers
 
 
 class Executor:
-    """Runs the steps of `model`. If other ranks share it, they are sent each step through `followers`."""
+    """Runs the steps of `model`. If other ranks share it, they are sent each step through `followers`. A `draft_model`
+    follows each step, and makes its proposals."""
 
     def __init__(
-        self, model: PagedModel, paging: Paging, grammars: Grammars, followers: Followers = NO_FOLLOWERS
+        self,
+        model: PagedModel,
+        paging: Paging,
+        grammars: Grammars,
+        followers: Followers = NO_FOLLOWERS,
+        draft_model: DraftModel | None = None,
     ) -> None:
+        self._draft_model = draft_model
         self._model = model
         self._paging = paging
         self._grammars = grammars
@@ -50,6 +58,8 @@ class Executor:
         began = time.monotonic_ns()
         self._model.move(moves)
         self._followers.move(moves)
+        if self._draft_model is not None:
+            self._draft_model.move(moves)
         if not items:
             return StepOutput([], [], [], [], StepTimes((self._now() - began) // 1000, 0, 0))
         batch = self.batch(items)
@@ -71,7 +81,8 @@ class Executor:
             grammars=masks.times,
         )
         output = StepOutput(choices.sampled, choices.candidates, prompts, choices.failed, times, choices.further)
-        return output.without([*not_finite, *failed])
+        output = output.without([*not_finite, *failed])
+        return output if self._draft_model is None else self._draft_model.follow(items, output)
 
     def batch(self, items: list[WorkItem]) -> Batch:
         """Builds the tensors of one step."""

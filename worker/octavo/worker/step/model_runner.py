@@ -7,8 +7,10 @@ and on a CPU its SiLU, GELU and sigmoid round the last elements of a tensor, or 
 those before. (He et al., "Defeating Nondeterminism in LLM Inference" (2025), on the same for GPUs.)
 """
 
+import logging
 import zlib
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,9 +20,10 @@ from octavo.kernels.choice import AttentionChoice, choose_attention
 from octavo.runtime.models.directory import fingerprint, model_name
 from octavo.wire.steps import BlockMoves, KVGroup, ModelInfo
 from octavo.worker.loading.load_format import release_free_memory
+from octavo.worker.loading.weights import WeightsError
 from octavo.worker.model_settings import DTYPES, KV_CACHE_DTYPES, ModelSettings
 from octavo.worker.models.compiled import CompiledLlama, compiled, obstacle
-from octavo.worker.models.config_file import is_quantized
+from octavo.worker.models.config_file import ModelConfigError, is_quantized
 from octavo.worker.models.decoder import Decoder
 from octavo.worker.models.fused import FusedLlama
 from octavo.worker.models.kernel_race import kernel_path
@@ -29,6 +32,7 @@ from octavo.worker.models.registry import load_model
 from octavo.worker.runner import LaunchedStep, StepOutput
 from octavo.worker.sampling.grammars import Grammars
 from octavo.worker.sequences import WorkItem
+from octavo.worker.step.draft_model import DraftLayout, DraftModel, DraftModelError, LoadedDraft, check_tokenizers
 from octavo.worker.step.executor import Executor
 from octavo.worker.step.forward import PagedModel, Paging
 from octavo.worker.step.kv_cache import KVCache, KVLayout, memory_for_cache, num_blocks_in, num_cpu_blocks_in
@@ -38,6 +42,8 @@ from octavo.worker.tensor_parallel.leader import NO_FOLLOWERS, Followers
 if TYPE_CHECKING:
     from octavo.worker.gpu.executor import GpuExecutor
 
+
+logger = logging.getLogger(__name__)
 
 EXACT_CPU_DTYPE = "float32"
 
@@ -80,7 +86,8 @@ class ModelRunner:
 
     `device` is this process's own where `settings` do not name it: `cuda:1` of several ranks. The number of threads is
     torch's, for the whole process. Each rank of a `group` holds a share; the memory given is that of all its ranks,
-    and the first rank sends its steps to its `followers`.
+    and the first rank sends its steps to its `followers`. The model in `draft_directory`, if there is one, makes
+    proposals.
 
     Raises `ModelRunnerError`, `ModelConfigError`, `WeightsError` or `KVCacheError`.
     """
@@ -93,6 +100,7 @@ class ModelRunner:
         device: str | None = None,
         group: ShardGroup = SINGLE,
         followers: Followers = NO_FOLLOWERS,
+        draft_directory: Path | None = None,
     ) -> None:
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
@@ -110,6 +118,8 @@ class ModelRunner:
         self._dtype = _torch_dtype(settings, self._device, directory)
         with torch.inference_mode():
             choice = self._load(directory)
+            self.kv_groups = [KVGroup(group.window) for group in self._layout.groups]
+            self._draft = self._load_draft(draft_directory, directory, choice) if draft_directory else None
             self._make_cache(choice)
             self.grammars = Grammars(directory)
             self.paged_model = PagedModel(self._model, self._kv_cache, self._paging)
@@ -117,7 +127,7 @@ class ModelRunner:
         self.kernels = kernel_path(choice, self._model)
         self.kv_bytes_per_token = self._block_bytes * len(self.kv_groups) // self.block_size
         self.kv_cache_dtype = str(self._layout.dtype).removeprefix("torch.")
-        self.draft_model: str | None = None
+        self.draft_model = model_name(draft_directory) if draft_directory else None
         self.model = ModelInfo(
             name=model_name(directory),
             fingerprint=identity,
@@ -158,6 +168,53 @@ class ModelRunner:
             _refuse(model_obstacle(self._model, choice))
         return choice
 
+    def _load_draft(self, directory: Path, main: Path, choice: AttentionChoice) -> LoadedDraft:
+        """Loads the draft model, with the context of the model in `main`, whose attention is that of `choice`."""
+        settings = replace(self._settings, quantization="none", numerics="default", kv_cache_dtype="auto")
+        refusal = f"--draft-model {directory} cannot be used beside {main}: "
+        if choice.reason:
+            raise ModelRunnerError(f"{refusal}drafts are checked by Octavo's own kernels alone: {choice.reason}")
+        sizes = self._model.config
+        try:
+            check_tokenizers(directory, main)
+            model = load_model(
+                directory,
+                dtype=_torch_dtype(settings, self._device, directory),
+                device=self._device,
+                max_model_len=sizes.max_model_len,
+                load_format=settings.load_format,
+            )
+        except (DraftModelError, ModelConfigError, WeightsError) as error:
+            raise ModelRunnerError(refusal + str(error)) from error
+        if model.config.vocab_size != sizes.vocab_size:
+            raise ModelRunnerError(
+                f"{refusal}it has a vocabulary of {model.config.vocab_size} tokens, and the model one of"
+                f" {sizes.vocab_size}; give a smaller model of the same family"
+            )
+        loaded = self._placed(model, directory, settings)
+        if loaded.choice.reason:
+            raise ModelRunnerError(f"{refusal}Octavo's own kernels do not compute it: {loaded.choice.reason}")
+        release_free_memory()
+        logger.info("%s guesses what comes next: %s", directory, loaded)
+        return loaded
+
+    def _placed(self, model: Decoder, directory: Path, settings: ModelSettings) -> LoadedDraft:
+        """Lays the draft model's keys and values out in the model's blocks, and compiles it where it can be."""
+        dtype, quantized = _torch_dtype(settings, self._device, directory), is_quantized(directory)
+        cache_dtype = _cache_dtype("auto", dtype, self._device, quantized=quantized)
+        placed = DraftLayout.of(model.config, self.kv_groups, self.block_size, cache_dtype)
+        choice = choose_attention(placed.layout.cache_shape, self._device, dtype)
+        return LoadedDraft(compiled(model, choice.attention), choice, placed)
+
+    def _make_draft_model(self) -> DraftModel | None:
+        if self._draft is None:
+            return None
+        layout = self._draft.placed.layout
+        cache = KVCache(layout, num_blocks=self.num_blocks, num_cpu_blocks=self.num_cpu_blocks, device=self._device)
+        return DraftModel(
+            self._draft.model, self._draft.choice.attention, self._draft.placed, cache, self._paging, self.grammars
+        )
+
     def _attend_over(self, model: Decoder, cache_dtype: torch.dtype) -> AttentionChoice:
         """Lays out a cache of `cache_dtype` for `model`; returns the attention that it takes."""
         self._layout = KVLayout.of(model.config, self.block_size, cache_dtype)
@@ -165,8 +222,10 @@ class ModelRunner:
 
     def _make_cache(self, choice: AttentionChoice) -> None:
         # The bytes of all ranks together, whose shares may differ.
-        self._block_bytes = sum(self._group.exchange(self._layout.bytes_per_block))
-        self.kv_groups = [KVGroup(group.window) for group in self._layout.groups]
+        block_bytes = self._layout.bytes_per_block
+        if self._draft is not None:
+            block_bytes += self._draft.placed.layout.bytes_per_block
+        self._block_bytes = sum(self._group.exchange(block_bytes))
         self.attention = choice.attention
         max_model_len = self._model.config.max_model_len
         self._paging = Paging(choice.attention, self.kv_groups, self.block_size, max_model_len, self._device)
@@ -213,7 +272,7 @@ class ModelRunner:
 
     def _make_executor(self, followers: Followers) -> "Executor | GpuExecutor":
         if self._paging.attention.name != "triton" or self._group.size > 1:
-            return Executor(self.paged_model, self._paging, self.grammars, followers)
+            return Executor(self.paged_model, self._paging, self.grammars, followers, self._make_draft_model())
         from octavo.worker.gpu.executor import GpuExecutor
 
         return GpuExecutor(self._model, self._kv_cache, self._paging, self.grammars, self._settings)

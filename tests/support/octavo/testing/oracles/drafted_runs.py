@@ -75,9 +75,20 @@ def any_draft(answers: dict[Place, Answer], random: Random, vocab_size: int) -> 
 
 class DraftedRun:
     """Answers requests step by step, in batches, chunks and blocks at random; now and then one is forgotten and
-    computed anew. `num_drafted` and `num_accepted` count tokens of drafts."""
+    computed anew. With `most_proposed` the runner's draft model is asked for up to so many guesses, and what it guesses
+    is drafted. `num_drafted` and `num_accepted` count tokens of drafts."""
 
-    def __init__(self, runner: Runner, asked: Sequence[Asked], random: Random, draft: Drafter = no_draft) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        asked: Sequence[Asked],
+        random: Random,
+        draft: Drafter = no_draft,
+        most_proposed: int = 0,
+    ) -> None:
+        self._most_proposed = most_proposed
+        # What the draft model guesses to come next.
+        self._proposed: dict[Place, list[int]] = {}
         self._runner = runner
         self._asked = asked
         self._random = random
@@ -98,6 +109,8 @@ class DraftedRun:
         self._forget: list[int] = []
         self.answers = {(i, j): Answer() for i, each in enumerate(asked) for j in range(each.num_sequences)}
         self.num_drafted = self.num_accepted = self.num_steps = 0
+        # Drafts of sequences that go on in which another token than the next one was chosen.
+        self.num_wrong = 0
 
     def run(self, most: int = 6) -> dict[Place, Answer]:
         """Runs all requests to their ends, about `most` sequences at a time, and returns the answers."""
@@ -135,10 +148,11 @@ class DraftedRun:
                 self._restart(sequence, forget, starts)
         remaps, copies = self._part(forget)
         shares, forks, drafts = list[SequenceWork](), list[SequenceFork](), dict[int, list[int]]()
+        proposals: dict[int, int] = {}
         for sequence in [*self._live.values(), *map(self._begun, starts)]:
             if sequence.sequence_id in forget or self._random.random() < 0.15:
                 continue
-            self._plan(sequence, shares, forks, drafts)
+            self._plan(sequence, shares, forks, drafts, proposals)
         step = plan(
             forget=forget,
             moves=moves(copy=copies),
@@ -147,6 +161,7 @@ class DraftedRun:
             remaps=remaps,
             work=shares,
             drafts=drafts,
+            proposals=proposals,
         )
         assert not self._table.must_know(step)
         items = self._table.apply(step)
@@ -154,8 +169,15 @@ class DraftedRun:
         self._table.begin(items)
         output = launched.output()
         self._table.complete(items, output)
-        self._check_tables(drafts)
+        self._check_tables(drafts.keys() | proposals.keys())
         self._learn(output)
+        chosen = {sequence_id: sequence.token_ids for sequence_id, sequence in self._live.items()}
+        num_chosen = {each.sequence_id: 1 + len(each.token_ids) for each in output.further}
+        self.num_wrong += sum(
+            chosen[each][-num_chosen.get(each, 1) :][: len(draft)] != draft[: num_chosen.get(each, 1)]
+            for each, draft in drafts.items()
+            if each in chosen
+        )
         self.num_steps += 1
         self.num_drafted += sum(map(len, drafts.values()))
         self.num_accepted += sum(len(each.token_ids) for each in output.further)
@@ -194,12 +216,13 @@ class DraftedRun:
         shares: list[SequenceWork],
         forks: list[SequenceFork],
         drafts: dict[int, list[int]],
+        proposals: dict[int, int],
     ) -> None:
         place, followers = self._places[sequence.sequence_id], list[int]()
         asked, known = self._asked[place[0]], len(sequence.token_ids)
         missing = known - sequence.num_computed
         num_tokens = self._random.choice([missing, missing, self._random.randint(1, missing)])
-        draft: list[int] = []
+        draft, num_proposed = list[int](), 0
         if num_tokens == missing and known == len(asked.prompt) and asked.num_sequences > 1:
             followers = [self._name((place[0], index)) for index in range(1, asked.num_sequences)]
             forks += [SequenceFork(sequence.sequence_id, each, self._places[each][1]) for each in followers]
@@ -207,9 +230,13 @@ class DraftedRun:
         elif num_tokens == missing:
             room = self._runner.model.max_model_len - known
             draft = self._draft(place, sequence.token_ids[sequence.prompt_length :])[:room]
+            draft = draft or self._proposed.pop(place, [])[:room]
+            num_proposed = min(self._random.randint(0, self._most_proposed), room - len(draft))
         if draft:
             drafts[sequence.sequence_id] = draft
-        width = -(-(sequence.num_computed + num_tokens + len(draft)) // self._runner.block_size)
+        if num_proposed > 0:
+            proposals[sequence.sequence_id] = num_proposed
+        width = -(-(sequence.num_computed + num_tokens + len(draft) + num_proposed) // self._runner.block_size)
         grown = [[self._free.pop() for _ in range(width - len(table))] for table in sequence.block_tables]
         shares.append(work(sequence.sequence_id, num_tokens, *grown, followers=followers))
 
@@ -229,6 +256,8 @@ class DraftedRun:
         for failure in output.failed:
             self.answers[self._places[failure.sequence_id]].failure = failure.reason
             self._forget.append(failure.sequence_id)
+        for each in output.proposed:
+            self._proposed[self._places[each.sequence_id]] = list(each.token_ids)
         further = {each.sequence_id: each for each in output.further}
         assert list(further) == [t.sequence_id for t in output.sampled if t.sequence_id in further]
         for token in output.sampled:
@@ -298,6 +327,16 @@ def compare(runner: Runner, asked: Sequence[Asked], seed: int) -> DraftedRun:
     plain = DraftedRun(runner, asked, Random(seed)).run()
     random = Random(seed + 1)
     drafted = DraftedRun(runner, asked, random, any_draft(plain, random, runner.model.vocab_size))
+    for place, answer in drafted.run().items():
+        assert answer == plain[place], f"{place} of {asked[place[0]]}"
+    return drafted
+
+
+def compare_proposed(runner: Runner, asked: Sequence[Asked], seed: int, most: int = 6) -> DraftedRun:
+    """Checks that what the runner's draft model guesses changes no token and no logprob of any answer; returns the run
+    in which it does."""
+    plain = DraftedRun(runner, asked, Random(seed)).run()
+    drafted = DraftedRun(runner, asked, Random(seed + 1), most_proposed=most)
     for place, answer in drafted.run().items():
         assert answer == plain[place], f"{place} of {asked[place[0]]}"
     return drafted

@@ -6,6 +6,7 @@ from octavo.wire.sampling import BeamSearch, EarlyStopping, SamplingParams
 from octavo.wire.steps import (
     BlockMove,
     BlockMoves,
+    Proposal,
     Remap,
     SequenceDraft,
     SequenceFork,
@@ -69,11 +70,13 @@ def plan(
     remaps: list[Remap] | None = None,
     work: list[SequenceWork] | None = None,
     drafts: dict[int, list[int]] | None = None,
+    proposals: dict[int, int] | None = None,
     answered: int | None = None,
     epoch: int = EPOCH,
     incarnation: int = INCARNATION,
 ) -> StepPlan:
-    """A plan made knowing every earlier result, unless `answered` says otherwise. `drafts` are by sequence."""
+    """A plan made knowing every earlier result, unless `answered` says otherwise. `drafts` and `proposals` are by
+    sequence."""
     return StepPlan(
         epoch,
         incarnation,
@@ -86,4 +89,5 @@ def plan(
         remaps or [],
         work or [],
         [SequenceDraft(*pair) for pair in (drafts or {}).items()],
+        [Proposal(*pair) for pair in (proposals or {}).items()],
     )
