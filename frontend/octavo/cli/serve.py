@@ -28,6 +28,7 @@ from octavo.runtime.models.directory import (
 )
 from octavo.runtime.options.common import (
     API_KEYS,
+    DRAFT_MODEL,
     GENERATION_CONFIG,
     LOAD_FORMAT,
     MODEL,
@@ -81,6 +82,7 @@ class _ServeConfig:
     model_impl: Annotated[str | None, _left_out(MODEL_IMPL, "auto")] = None
     numerics: Annotated[str | None, _left_out(NUMERICS, "default")] = None
     quantization: Annotated[str | None, _left_out(QUANTIZATION, "none")] = None
+    draft_model: Annotated[str | None, DRAFT_MODEL] = None
     listen: Annotated[str, Option("--listen", "Public gRPC address of the frontend.")] = "127.0.0.1:50051"
     http_listen: Annotated[str, Option("--http-listen", "Public HTTP address of the frontend; off: no HTTP.")] = (
         "127.0.0.1:8000"
@@ -139,7 +141,8 @@ def serve(**parsed: Any) -> None:
             alone_with_children(place / "serve-children.lock", _ORPHANS_PATIENCE_S) as inherited,
         ):
             model = _locate(config.model, config.load_format)
-            environment = _environment(replace(config, model=model)) | inherited
+            draft = _locate(config.draft_model, config.load_format) if config.draft_model else None
+            environment = _environment(replace(config, model=model, draft_model=draft)) | inherited
             http_listen = unless_off(config.http_listen)
             asyncio.run(
                 _serve(

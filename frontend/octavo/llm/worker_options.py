@@ -15,6 +15,7 @@ class WorkerOptions:
     device: str | None = None
     dtype: str | None = None
     quantization: str | None = None
+    draft_model: str | None = None
     kv_cache_dtype: str | None = None
     numerics: str | None = None
     block_size: int | None = None

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Annotated, Literal
 
 from octavo.runtime.models.directory import BUNDLED_MODEL
-from octavo.runtime.options.common import LOAD_FORMAT, MODEL, MODEL_IMPL, NUMERICS, QUANTIZATION
+from octavo.runtime.options.common import DRAFT_MODEL, LOAD_FORMAT, MODEL, MODEL_IMPL, NUMERICS, QUANTIZATION
 from octavo.runtime.options.option import OneOf, Option, Parsed, Real, Whole
 from octavo.wire.steps import MAX_BLOCK_SIZE
 from octavo.worker.fake.faults import FakeFault, parse_faults
@@ -88,15 +88,7 @@ class ModelSettings:
     ] = "auto"
     quantization: Annotated[str, QUANTIZATION] = "none"
     dequantized: bool = False
-    draft_model: Annotated[
-        str | None,
-        Option(
-            "--draft-model",
-            "Directory of a smaller model with the same vocabulary, which guesses what the model will say where that"
-            " makes it faster; on a CPU.",
-            Parsed(str, "DIRECTORY"),
-        ),
-    ] = None
+    draft_model: Annotated[str | None, DRAFT_MODEL] = None
     kv_cache_dtype: Annotated[
         str,
         Option(

@@ -1,8 +1,9 @@
 """Measures what speculation gains: `python -m octavo.bench.whole.speculation [--works ...] [--batches ...]`.
 
-Two stacks of real processes stand side by side, one with `--speculation off` and one with `auto`, and differ in nothing
-else. They get the same requests in turns, so that one of them is idle while the other is measured, for several rounds.
-The prompts are in their caches. What was answered before, no request can guess from: each has a tenant of its own.
+Two stacks of real processes stand side by side, one with `--speculation off` and one with `auto`, or what is given
+instead, where given with a draft model; they differ in nothing else. They get the same requests in turns, so that one
+of them is idle while the other is measured, for several rounds. The prompts are in their caches. What was answered
+before, no request can guess from: each has a tenant of its own.
 
 For each work, and each number of requests at a time, a table says
 
@@ -133,8 +134,20 @@ class Row:
 class Pair(ExitStack):
     """Runs the two stacks; all their processes end with the `with` block."""
 
-    def __init__(self, model: Path, form: Format, threads: int | None, blocks: int) -> None:
+    def __init__(
+        self,
+        model: Path,
+        form: Format,
+        threads: int | None,
+        blocks: int,
+        speculation: str = "auto",
+        draft_model: Path | None = None,
+    ) -> None:
         super().__init__()
+        with_guesses = {"OCTAVO_SPECULATION": speculation}
+        if draft_model is not None:
+            with_guesses["OCTAVO_DRAFT_MODEL"] = str(draft_model.resolve())
+        own = {"off": {"OCTAVO_SPECULATION": "off"}, "auto": with_guesses}
         self._directory = Path(self.enter_context(tempfile.TemporaryDirectory(prefix="octavo-")))
         settings = {**(form.settings or {}), "num_blocks": str(blocks), "device": "cpu"}
         if threads is not None:
@@ -145,7 +158,7 @@ class Pair(ExitStack):
                 Stack(
                     model,
                     self._directory / setting,
-                    {**environment, "OCTAVO_SPECULATION": setting, "OCTAVO_EVENT_LOG": str(self.log(setting))},
+                    {**environment, **own[setting], "OCTAVO_EVENT_LOG": str(self.log(setting))},
                 )
             )
             for setting in SETTINGS
@@ -359,7 +372,8 @@ def _cells(row: Row) -> tuple[str, ...]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the table, and writes JSON where asked."""
     options = _options(arguments)
-    with Pair(resolve_model(options.model), options.format, options.threads, options.blocks) as pair:
+    settings = options.threads, options.blocks, options.speculation, options.draft_model
+    with Pair(resolve_model(options.model), options.format, *settings) as pair:
         cells = [(name, batch) for batch in options.batches for name in options.works]
         found = []
         for name, batch in cells:
@@ -393,6 +407,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=192, help="of each request, at most")
     parser.add_argument("--threads", type=int, help="of each worker; its own choice by default")
     parser.add_argument("--format", type=read_format, default="bf16", help="of the weights: bf16, q8_0, ...")
+    parser.add_argument("--speculation", default="auto", help="of the stack that guesses: auto, or so many guesses")
+    parser.add_argument("--draft-model", type=Path, help="directory of the draft model of the stack that guesses")
     parser.add_argument("--blocks", type=int, default=4096, help="of 16 tokens, of each worker")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
