@@ -75,6 +75,22 @@ def test_a_run_with_losses_can_be_replayed(new_stack: StartStack) -> None:
     assert "plans: all equal" in stack.log("replay")
 
 
+def test_a_worker_whose_draft_model_guesses_dies_unnoticed(new_stack: StartStack) -> None:
+    stack = new_stack(OCTAVO_SPECULATION="4", OCTAVO_FAKE_STEP_MS="30")
+    stack.environment["OCTAVO_DRAFT_MODEL"] = str(stack.model)
+    stack.start("scheduler")
+    stack.start("frontend")
+    for name in ("worker-0", "worker-1"):
+        stack.start("worker", name)
+    stack.wait_ready()
+    streams = Streams(stack)
+    stack.kill("worker-0")
+    finished = streams.finish()
+    assert_undisturbed(stack, finished)
+    assert sum(each.usage.accepted_tokens for each in finished) > 0
+    stack.wait_idle()
+
+
 def test_a_prediction_outlives_the_scheduler_that_it_came_to(new_stack: StartStack) -> None:
     stack = new_stack(OCTAVO_SPECULATION="8", OCTAVO_FAKE_STEP_MS="50").start_all()
     request = token_request([7] * 9, 160)

@@ -21,6 +21,7 @@ import pytest
 from octavo.scheduler.core.config import Policy, Preemption
 from octavo.scheduler.core.events import PrefixPinned, PrefixUnpinned, SequenceEnded, StepAnswered, Tick
 from octavo.scheduler.core.sequence import SequenceGroup
+from octavo.scheduler.core.speculation.acceptance import TrackRecord
 from octavo.scheduler.core.steps_in_flight import ReplicaStats, StepDeadlines
 from octavo.scheduler.core.waiting_queue import WaitingQueue
 from octavo.testing.cluster import FRONTEND, Cluster, Stream, make_request, reference_tokens, write_fake_model
@@ -136,6 +137,11 @@ class World:
             replica.steps.non_finite_at.clear()
             # A step that has been made smaller stays so.
             replica.size._passed = 0
+        # How often guesses come true, of which more is known by every step.
+        guesses = cluster.core.state.speculation._model_guesses
+        guesses._acceptance.clear()
+        for track in guesses._tracks.values():
+            track.acceptance, track.record = guesses._acceptance["draft"], TrackRecord()
         for worker in cluster.replicas.values():
             worker.received.clear()
             assert isinstance(worker.runner, SpoilableRunner)
@@ -156,6 +162,7 @@ def _parts(plan: StepPlan) -> set[str]:
         "remap": plan.remaps,
         "recompute": [start for start in plan.starts if start.generated_token_ids],
         "draft": plan.drafts,
+        "proposal": plan.proposals,
         "hit": [start for start in plan.starts if start.num_computed],
     }
     return {part for part, values in found.items() if values}
@@ -300,7 +307,8 @@ class Scope:
     There are workers of these `sizes` (in blocks), from 1 on; those named in `replacements` may be lost, once, and then
     others of that size come. Steps may go wrong in the ways `failures`, and with `spoils` what comes of a sequence may
     not be finite, `max_failures` times in all. Requests come in any order unless `in_order`, and with `ends` are given
-    up at any time. The prefix is pinned or unpinned `max_pins` times."""
+    up at any time. The prefix is pinned or unpinned `max_pins` times. With a `draft_hit_rate` workers
+    have draft models."""
 
     requests: list[Request]
     sizes: tuple[int, ...]
@@ -314,6 +322,7 @@ class Scope:
     in_order: bool = False
     ends: bool = True
     max_pins: int = 0
+    draft_hit_rate: float | None = None
     parts: set[str]
 
 
@@ -431,6 +440,26 @@ SCOPES = {
         in_order=True,
         ends=False,
         parts={"draft", "hit"},
+    ),
+    "proposals and a failed step": Scope(
+        requests=GUESSED,
+        sizes=(6,),
+        block_size=1,
+        config=ONE_DEEP | {"speculation": 2, "max_num_batched_tokens": 5},
+        draft_hit_rate=0.7,
+        in_order=True,
+        ends=False,
+        parts={"draft", "proposal", "recompute"},
+    ),
+    "proposals where blocks are short": Scope(
+        requests=GUESSED,
+        sizes=(3,),
+        block_size=2,
+        config=SWAP | {"speculation": 2, "max_num_batched_tokens": 4},
+        draft_hit_rate=0.7,
+        max_failures=0,
+        in_order=True,
+        parts={"draft", "proposal", "swap out", "swap in"},
     ),
     "drafts where blocks are short": Scope(
         requests=GUESSED,
@@ -551,7 +580,13 @@ def search_of(scope: Scope, directory: Path) -> Search:
 
 def join(cluster: Cluster, scope: Scope, incarnation: int, num_blocks: int) -> None:
     """A worker of this size comes, whose steps take no time and whose names are known from all other numbers."""
-    cluster.join(incarnation, num_blocks=num_blocks, block_size=scope.block_size, num_cpu_blocks=scope.num_cpu_blocks)
+    cluster.join(
+        incarnation,
+        num_blocks=num_blocks,
+        block_size=scope.block_size,
+        num_cpu_blocks=scope.num_cpu_blocks,
+        draft_hit_rate=scope.draft_hit_rate,
+    )
     replica = cluster.core.replicas[incarnation]
     replica.next_plan.step_id = replica.next_plan.sequence_id = _FIRST_NAME
     replica.steps.deadlines = cast(StepDeadlines, NoDeadlines())

@@ -13,6 +13,8 @@ from octavo.testbed.models import transformers_greedy
 from octavo.testbed.stack import FinishedStream, Stack, token_request
 from octavo.testing.depth import deep
 from octavo.v1 import generation_pb2
+from octavo.worker.loading.quantize_model import quantize_model
+from octavo.worker.models.registry import quantizable
 
 pytestmark = [pytest.mark.system, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -148,6 +150,26 @@ def test_a_tiny_block_pool_preempts_and_gives_the_same_tokens(bundled_model: Pat
         generations = stack.generate_all(requests(small))
         assert_equal(generations, small)
         assert sum(generation.usage.preemptions for generation in generations) > 0
+        stack.wait_idle()
+
+
+@pytest.mark.deep
+def test_a_quantised_copy_guesses_and_changes_no_token(
+    bundled_model: Path, references: list[Reference], tmp_path: Path
+) -> None:
+    quantize_model(bundled_model, tmp_path / "draft", "q4_0", *quantizable(bundled_model))
+    settings = {"OCTAVO_DRAFT_MODEL": str(tmp_path / "draft"), "OCTAVO_SPECULATION": "4"}
+    with (
+        tempfile.TemporaryDirectory(prefix="octavo-") as directory,
+        start(bundled_model, directory, **settings) as stack,
+    ):
+        stack.start_all()
+        generations = stack.generate_all(requests(references))
+        assert_equal(generations, references)
+        checked = sum(generation.usage.drafted_tokens for generation in generations)
+        right = sum(generation.usage.accepted_tokens for generation in generations)
+        print(f"{right} of {checked} guesses were right")
+        assert 2 * right > checked > 0
         stack.wait_idle()
 
 

@@ -94,8 +94,8 @@ def change_config(directory: Path, **changes: Any) -> None:
 
 
 def make_runner(directory: Path, draft: Path, **options: Any) -> ModelRunner:
-    settings = ModelSettings(**{"num_blocks": 512, "threads": 1, "dtype": "float32"} | options)
-    return ModelRunner(directory, settings, draft_directory=draft)
+    usual: dict[str, Any] = {"num_blocks": 512, "threads": 1, "dtype": "float32"}
+    return ModelRunner(directory, ModelSettings(**usual | options), draft_directory=draft)
 
 
 def requests(models: dict[str, Path], seed: int, count: int) -> list[Asked]:

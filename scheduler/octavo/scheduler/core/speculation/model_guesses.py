@@ -3,6 +3,7 @@ guesses are."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import partial
 
 from octavo.scheduler.core.sequence import Sequence, SequenceGroup
 from octavo.scheduler.core.speculation.acceptance import Acceptance, TrackRecord
@@ -35,7 +36,7 @@ class ModelGuesses:
 
     def __init__(self) -> None:
         self._tracks: dict[Sequence, _Track] = {}
-        self._acceptance: defaultdict[str, Acceptance] = defaultdict(lambda: Acceptance(_FIRST_CHANCE))
+        self._acceptance: defaultdict[str, Acceptance] = defaultdict(partial(Acceptance, _FIRST_CHANCE))
 
     def take(self, model: str, sequence: Sequence, guesses: list[int]) -> None:
         """Keeps what `model` guesses to follow the known tokens of a sequence, in place of earlier guesses."""
