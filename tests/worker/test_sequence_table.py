@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -284,6 +284,50 @@ def test_while_a_draft_is_checked_no_plan_goes_on_with_its_sequence() -> None:
     assert not table.must_know(plan(3, work=[work(1, 1), work(2, 1)], drafts={2: [4]}))
 
 
+@pytest.mark.parametrize(("draft", "further"), [([], []), ([20, 11], [11]), ([20, 11], [11, 12])])
+def test_of_a_proposal_nothing_is_kept_that_the_tokens_do_not_reach(draft: list[int], further: list[int]) -> None:
+    """Its blocks are there for the draft model, and gone once the step is done; until then no plan goes on."""
+    table = make_table()
+    complete(table, table.apply(DRAFTABLE))
+    drafts = {1: draft} if draft else {}
+    (item,) = table.apply(plan(2, work=[work(1, 1, [3, 6])], drafts=drafts, proposals={1: 5}))
+    assert (item.num_tokens, item.draft, item.num_proposed) == (1 + len(draft), draft, 5)
+    table.begin([item])
+    assert item.sequence.block_tables == [[4, 7, 3, 6]]
+    assert table.must_know(plan(3, work=[work(1, 1)]))
+    found = [FurtherTokens(1, further)] if further else []
+    answer = output([SampledToken(1, 20)], further=found)
+    table.complete([item], replace(answer, proposed=[SequenceDraft(1, [1, 2, 3])]))
+    assert item.sequence.num_computed == 9 + len(further)
+    assert item.sequence.block_tables == [[4, 7, 3]]
+    assert not table.must_know(plan(3, work=[work(1, 1)]))
+
+
+def test_a_proposal_waits_for_the_token_that_it_follows() -> None:
+    table = make_table()
+    complete(table, table.apply(DRAFTABLE))
+    table.begin(table.apply(plan(2, work=[work(1, 1, [3])])))
+    assert not table.must_know(plan(3, work=[work(1, 1)]))
+    assert table.must_know(plan(3, work=[work(1, 1)], proposals={1: 2}))
+
+
+@pytest.mark.parametrize(
+    ("proposed", "error"),
+    [
+        ([SequenceDraft(1, [1, 2, 3])], "not those of the sequences they were to be made for"),
+        ([SequenceDraft(2, [1])], "not those of the sequences they were to be made for"),
+        ([SequenceDraft(1, [VOCAB_SIZE])], "outside the vocabulary"),
+    ],
+)
+def test_a_runner_proposes_what_it_was_asked_for(proposed: list[SequenceDraft], error: str) -> None:
+    table = make_table()
+    complete(table, table.apply(DRAFTABLE))
+    items = table.apply(plan(2, work=[work(1, 1, [3])], proposals={1: 2}))
+    table.begin(items)
+    with pytest.raises(ValueError, match=error):
+        table.complete(items, replace(output([SampledToken(1, 20)]), proposed=proposed))
+
+
 def test_a_sequence_that_failed_takes_its_draft_along() -> None:
     table = make_table()
     failing(table, 1)
@@ -364,6 +408,20 @@ ONE_MORE = [start(2, [1] * 5)]
             "does not reach its last token",
         ),
         (plan(2, work=[work(1, 1, input_token_id=4)]), "not waiting for one"),
+        (plan(2, proposals={1: 4}), "a proposal and no work"),
+        (plan(2, work=[work(1, 1)], proposals={1: 3}), "is to reach 5 tokens; it has 4 slots in its blocks"),
+        (
+            plan(2, starts=ONE_MORE, work=[work(2, 4, [4, 5])], proposals={2: 2}),
+            "proposal, but does not reach its last",
+        ),
+        (
+            plan(2, starts=[start(2, [1] * 23)], work=[work(2, 23, list(range(4, 11)))], proposals={2: 2}),
+            "positions in the model",
+        ),
+        (
+            plan(2, starts=[start(2, [5], params=beam_sampling())], work=[work(2, 1, [4])], proposals={2: 2}),
+            "has a proposal, but is a beam",
+        ),
         (plan(2, drafts={1: [4]}), "a draft and no work"),
         (plan(2, work=[work(1, 1)], drafts={7: [4]}), "a draft and no work"),
         (
