@@ -25,6 +25,7 @@ FREQUENT = (
     *(
         "drafts",
         "drafts that were right",
+        "proposals",
         "remaps",
         "windows passed",
         "connection lost",

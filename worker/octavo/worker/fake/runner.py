@@ -263,10 +263,6 @@ class FakeRunner:
         self._cache.move(moves)
         for item in items:
             self._write(item)
-        if self._draft is not None:
-            self._draft.move(moves)
-            for item in items:
-                self._draft.compute(item)
         written = time.monotonic_ns()
         if self._step_s:
             time.sleep(self._step_s)
@@ -275,7 +271,7 @@ class FakeRunner:
         prompt_logprobs = [part for item in items for part in self._prompt_logprobs(item)]
         ended = time.monotonic_ns()
         if self._draft is not None:
-            self._propose(self._draft, items, chosen)
+            self._follow(self._draft, moves, items, chosen)
         proposed = time.monotonic_ns()
         times = StepTimes(
             (written - began) // 1000,
@@ -332,8 +328,11 @@ class FakeRunner:
             chosen.further.append(FurtherTokens(sequence.sequence_id, token_ids, logprobs))
         return len(tokens)
 
-    def _propose(self, draft: FakeDraftModel, items: list[WorkItem], chosen: FakeChoices) -> None:
-        """Adds what the draft model guesses to follow what was chosen."""
+    def _follow(self, draft: FakeDraftModel, moves: BlockMoves, items: list[WorkItem], chosen: FakeChoices) -> None:
+        """Has the draft model compute what the model has, and adds what it guesses to follow what was chosen."""
+        draft.move(moves)
+        for item in items:
+            draft.compute(item)
         tokens = chosen.tokens()
         for item in items:
             if not item.num_proposed or item.sequence.sequence_id not in tokens:

@@ -3,7 +3,7 @@
 import enum
 from array import array
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Protocol
@@ -19,7 +19,10 @@ from octavo.worker.sequences import WorkerSequence, WorkItem
 # What the scheduler is told of a step that was made to fail; any other failure is a fault of ours.
 INJECTED = "InjectedError"
 _GARBAGE = -2
-_OF_THE_RUNNER = ("directory", "num_blocks", "num_cpu_blocks", "block_size", "windows", "eos_probability")
+_OF_THE_RUNNER = (
+    *("directory", "num_blocks", "num_cpu_blocks", "block_size", "windows", "eos_probability"),
+    *("draft_model", "draft_hit_rate"),
+)
 
 
 class InjectedError(Exception):
@@ -72,6 +75,8 @@ class Hardware:
     slowness: float = 1.0
     joins_at: float = 0.0
     most_sequences: int = MAX_SEQUENCES
+    draft_model: str | None = None
+    draft_hit_rate: float = 0.0
 
     def can_hold(self, plan: ClientPlan, prefixes: Mapping[str, list[int]]) -> bool:
         """Tells whether there is room for all that a client wants, beside all prefixes."""
@@ -142,6 +147,9 @@ class SimulatedRunner(SpoilableRunner):
             for item in [item for item in items if not self._sees_nan(item)]:
                 self._check_history(item)
         chosen = self._choose(items)
+        if self._draft is not None:
+            own = [replace(item, num_proposed=0) for item in items] if self._is_after_failure else items
+            self._follow(self._draft, moves, own, chosen)
         self._is_after_failure = bool(chosen.failed)
         prompt_logprobs = [part for item in items for part in self._prompt_logprobs(item)]
         # Of virtual time, for the clock on the wall is no function of the seed.

@@ -1,8 +1,9 @@
 """Draws the scenario of a seed: a cluster that is always a little too small, clients, and faults, all at random."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from msgspec import structs
 
@@ -29,6 +30,8 @@ _POISONED = 0.15
 _NOTHING_ELSE = 0.5
 # The share of workers that have memory for no more sequences than the widest request has.
 _SHORT_OF_MEMORY = 0.1
+# What workers have draft models for.
+_DRAFT_MODELS: list[dict[str, Any]] = [{}, {"draft_model": "draft", "draft_hit_rate": 0.8}]
 
 
 @dataclass(frozen=True)
@@ -86,10 +89,14 @@ def draw(seed: int, directory: Path) -> Scenario:
         step_s = _ENDLESS_STEP_S
     # Drawn apart, so that runs with and without drafts are alike.
     apart = Random(f"drafts {seed}")
+    speculation, guesses_wildly = apart.choice(("auto", "off", 2, 8, 8)), apart.random() < 0.6
     return Scenario(
-        config=structs.replace(_config(random), speculation=apart.choice(("auto", "off", 2, 8, 8))),
+        config=structs.replace(_config(random), speculation=speculation),
         model=model,
-        workers=_workers(random, model, windows, clients, list(prefixes.values())),
+        workers=[
+            replace(hardware, **apart.choice(_DRAFT_MODELS))
+            for hardware in _workers(random, model, windows, clients, list(prefixes.values()))
+        ],
         num_frontends=num_frontends,
         prefixes=prefixes,
         clients=clients,
@@ -98,7 +105,7 @@ def draw(seed: int, directory: Path) -> Scenario:
         step_s=step_s,
         grace_s=random.choice((PATIENT_S, PATIENT_S, PATIENT_S, _IMPATIENT_S)),
         loses_aborts=random.random() < (0.5 if is_calm else 0.2),
-        guesses_wildly=apart.random() < 0.6,
+        guesses_wildly=guesses_wildly,
     )
 
 

@@ -218,6 +218,7 @@ class Watch:
                 "remaps": len(plan.remaps),
                 "copies": len(plan.moves.copy),
                 "drafts": len(plan.drafts),
+                "proposals": len(plan.proposals),
                 "swap outs": len(plan.moves.swap_out),
                 "swap ins": len(plan.moves.swap_in),
                 "prefix hits": sum(start.num_computed > 0 for start in plan.starts),
