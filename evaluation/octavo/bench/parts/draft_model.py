@@ -3,9 +3,10 @@
 python -m octavo.bench.parts.draft_model --draft-model DIR
 
 The same prompts are answered by a worker's runner alone and by one with the draft model, which guesses so many tokens
-in every step, priced or not; all tokens must be equal. Of one thread the CPU time is taken, so that a busy machine
-disturbs little. `expected` is what guesses that come true as often would gain beside a model whose step takes so many
-times as long as one guess, at the best depth up to 8, with a further row of its step taking 2 % of that.
+in every step, priced or not, or none (`idle`: what is lost by following). All tokens must be equal. Of one thread the
+CPU time is taken, so that a busy machine disturbs little. `expected` is what guesses that come true as often would gain
+beside a model whose step takes so many times as long as one guess, at the best depth up to 8, with a further row of its
+step taking 2 % of that.
 """
 
 import time
@@ -117,7 +118,7 @@ def main(
         "work",
         "temperature",
         "alone/s",
-        "with/s",
+        "idle",
         "gain",
         "tokens/step",
         "ms/guess",
@@ -129,26 +130,28 @@ def main(
         asked = [each.said[-1] for each in WORKS[work].prompts(0, prompts)]
         texts = [f"<|im_start|>user\n{each}<|im_end|>\n<|im_start|>assistant\n" for each in asked]
         for temperature in map(float, temperatures.split(",")):
-            found = {name: Figures(checked=[0] * depth, right=[0] * depth) for name in ("alone", "with")}
+            found = {name: Figures(checked=[0] * depth, right=[0] * depth) for name in ("alone", "idle", "with")}
             for number, text in enumerate(texts):
                 prompt = tokenizer.encode(text).ids[-600:]
                 params = SamplingParams(max_tokens=tokens, temperature=temperature, seed=number)
                 answer(alone, prompt, tokens, 0, params, found["alone"])
+                answer(together, prompt, tokens, 0, params, found["idle"])
                 answer(together, prompt, tokens, depth, params, found["with"])
-            if found["alone"].answers != found["with"].answers:
+            if not found["alone"].answers == found["idle"].answers == found["with"].answers:
                 raise click.ClickException(f"{work}: the draft model has changed tokens")
-            rows.append(_cells(work, temperature, found["alone"], found["with"], depth))
+            rows.append(_cells(work, temperature, found, depth))
     click.echo("\n".join(table(rows)))
 
 
-def _cells(work: str, temperature: float, alone: Figures, both: Figures, depth: int) -> list[str]:
+def _cells(work: str, temperature: float, found: dict[str, Figures], depth: int) -> list[str]:
+    alone, idle, both = found["alone"], found["idle"], found["with"]
     guess_ms = sorted(both.propose_us)[len(both.propose_us) // 2] / 1000 / depth
     gains = (f"{gain:.2f} ({at}) at {n}x" for n in TIMES_AS_LONG for gain, at in [expected_gain(both.chances, n)])
     return [
         work,
         f"{temperature:g}",
         f"{alone.tokens_per_s:.1f}",
-        f"{both.tokens_per_s:.1f}",
+        f"{idle.tokens_per_s / alone.tokens_per_s:.2f}",
         f"{both.tokens_per_s / alone.tokens_per_s:.2f}",
         f"{both.tokens_per_step:.2f}",
         f"{guess_ms:.2f}",
