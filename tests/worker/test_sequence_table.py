@@ -445,7 +445,7 @@ ONE_MORE = [start(2, [1] * 5)]
         ),
         (plan(2, moves=moves(copy=[(1, NUM_BLOCKS)])), "copy moves block 1 to 24"),
         (plan(2, moves=moves(swap_out=[(1, 6)])), "swap_out moves block 1 to 6"),
-        (plan(2, moves=moves(swap_out=[(1, 1)], swap_in=[(0, 0)])), "swaps out and in"),
+        (plan(2, moves=moves(swap_out=[(1, 1)], swap_in=[(1, 0)])), "fills CPU blocks"),
     ],
 )
 def test_a_contradiction_is_refused_with_its_reason(bad: StepPlan, why: str) -> None:
