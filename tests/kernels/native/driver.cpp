@@ -22,7 +22,8 @@ void octavo_attend(const Attention* op, const void* x, void* y, const GroupStep*
                    int32_t threads);
 int32_t octavo_quantized_format(const WeightFormat* format);
 void octavo_pack_quantized(int32_t format, const QuantizedTensors* tensors, const int64_t* order, char* packed, int64_t panels);
-void octavo_quantized_linear(const QuantizedLinear* op, const void* x, void* y, int64_t tokens, int32_t dtype, int32_t threads);
+void octavo_quantized_linear(const QuantizedLinear* op, const Quantize* quantize, const void* x, void* y, int64_t tokens,
+                             int32_t dtype, int32_t threads);
 void octavo_argmax(const float* logits, int64_t rows, int64_t size, float* values, int64_t* tokens, int32_t threads);
 }
 
@@ -130,33 +131,57 @@ void quantized_products(const WeightFormat& format, int64_t rows) {
   octavo_pack_quantized(index, &tensors, order.data(), packed.data(), panels);
   QuantizedLinear op{{packed.data(), nullptr, inputs, outputs, inputs, outputs, kStore, kSilu, 1.0f}, group, index, {}};
   std::memcpy(op.values, values, 16);
-  octavo_quantized_linear(&op, x.data(), y.data(), rows, kFloat32, 2);
-  for (int64_t r = 0; r < rows; r++)
-    for (int64_t o = 0; o < outputs; o++) {
-      volatile float sum = 0;
+  // Groups whose scale is above the mean of their row's are rounded twice: about half of them.
+  const Quantize quantize{inputs, inputs, 1.0f};
+  octavo_quantized_linear(&op, &quantize, x.data(), y.data(), rows, kFloat32, 2);
+  for (int64_t r = 0; r < rows; r++) {
+    std::vector<float> left(x.begin() + r * inputs, x.begin() + (r + 1) * inputs);
+    const auto most_of = [&](int64_t g) {
+      float most = 0;
+      for (int64_t k = g * kGroup; k < (g + 1) * kGroup; k++) most = std::fmax(most, std::fabs(left[k]));
+      return most;
+    };
+    std::vector<bool> twice(groups);
+    volatile float total = 0;
+    for (int64_t g = 0; g < groups; g++) total = total + most_of(g) / 127.0f;
+    const float mean = total / float(groups);
+    for (int64_t g = 0; g < groups; g++) twice[g] = most_of(g) / 127.0f > mean;
+    std::vector<float> expected(outputs);
+    // Once for all groups, then once more for what that leaves of some.
+    for (int again = 0; again < 2; again++)
       for (int64_t g = 0; g < groups; g++) {
-        float most = 0;
-        for (int64_t k = g * kGroup; k < (g + 1) * kGroup; k++) most = std::fmax(most, std::fabs(x[r * inputs + k]));
-        const float factor = 127.0f / most, row_scale = most / 127.0f;
-        const int64_t step = sixteens ? 16 : kGroup;
-        int32_t row_sum = 0;
-        for (int64_t first = g * kGroup; first < (g + 1) * kGroup; first += step) {
-          int32_t dot = 0;
-          for (int64_t k = first; k < first + step; k++) {
-            volatile float scaled = x[r * inputs + k] * factor;
-            const int32_t q = int32_t(std::nearbyint(scaled)), code = uint8_t(codes[o * inputs + k]);
-            dot += q * (format.table ? values[code] : code - format.offset), row_sum += q;
-          }
-          volatile float product = scale[o * inputs + first] * row_scale;
-          product = product * float(dot);
-          sum = sum + product;
+        if (again && !twice[g]) continue;
+        const float most = most_of(g), row_scale = most / 127.0f;
+        int32_t q[kGroup], row_sum = 0;
+        for (int i = 0; i < kGroup; i++) {
+          volatile float scaled = left[g * kGroup + i] * (127.0f / most);
+          q[i] = int32_t(std::nearbyint(scaled)), row_sum += q[i];
         }
-        volatile float scaled_sum = row_scale * float(row_sum);
-        scaled_sum = min[o * inputs + g * kGroup] * scaled_sum;
-        if (format.mins) sum = sum + scaled_sum;
+        for (int64_t o = 0; o < outputs; o++) {
+          volatile float sum = expected[o];
+          const int64_t step = sixteens ? 16 : kGroup, at = o * inputs + g * kGroup;
+          for (int64_t first = 0; first < kGroup; first += step) {
+            int32_t dot = 0;
+            for (int64_t i = first; i < first + step; i++) {
+              const int32_t code = uint8_t(codes[at + i]);
+              dot += q[i] * (format.table ? values[code] : code - format.offset);
+            }
+            volatile float product = scale[at + first] * row_scale;
+            product = product * float(dot);
+            sum = sum + product;
+          }
+          volatile float scaled_sum = row_scale * float(row_sum);
+          scaled_sum = min[at] * scaled_sum;
+          if (format.mins) sum = sum + scaled_sum;
+          expected[o] = sum;
+        }
+        for (int i = 0; i < kGroup; i++) {
+          volatile float kept = float(q[i]) * row_scale;
+          left[g * kGroup + i] = left[g * kGroup + i] - kept;
+        }
       }
-      check(y[r * outputs + o] == sum, "quantised product", index, o);
-    }
+    for (int64_t o = 0; o < outputs; o++) check(y[r * outputs + o] == expected[o], "quantised product", index, o);
+  }
 }
 
 void attention(int32_t dtype, int64_t history, int64_t tokens, int64_t d, int64_t group, int64_t window) {
@@ -171,7 +196,7 @@ void attention(int32_t dtype, int64_t history, int64_t tokens, int64_t d, int64_
   for (int64_t i = 0; i < blocks; i++) table[i] = blocks - 1 - i;
   for (int64_t i = 0; i < context; i++) slots[i] = table[i / block_size] * block_size + i % block_size;
   std::vector<Unit> units(kv_heads * (tokens + 15) / 16 + kv_heads);
-  const LayerCache cache{key_cache.at(0), value_cache.at(0), block};
+  const LayerCache cache{key_cache.at(0), value_cache.at(0), block, dtype};
   GroupStep step{slots.data(),   table.data(), contexts.data(), firsts.data(), units.data(), kv_heads * ((tokens + 15) / 16),
                  blocks, block_size,   window};
   octavo_write(keys.at(0), values.at(0), kv_heads * d, kv_heads * d, &cache, &step, context, kv_heads, d, dtype, 2);
