@@ -117,6 +117,22 @@ def test_a_prompt_found_in_the_prefix_cache_gives_the_same_tokens(stack: Stack, 
     assert again[1].usage.cached_prompt_tokens == (len(longest[0].prompt) - 1) // 16 * 16
 
 
+def test_a_prompt_that_left_the_device_comes_back_from_cpu_memory_with_the_same_tokens(
+    bundled_model: Path, references: list[Reference]
+) -> None:
+    longest = [reference for reference in references if 32 <= len(reference.prompt) <= 160][-1:]
+    pool = {"OCTAVO_NUM_BLOCKS": "16", "OCTAVO_NUM_CPU_BLOCKS": "64"}
+    with tempfile.TemporaryDirectory(prefix="octavo-") as directory, start(bundled_model, directory, **pool) as stack:
+        stack.start_all()
+        assert_equal([stack.generate(request) for request in requests(longest)], longest)
+        # Others take every block of the device.
+        for first in (1000, 2000):
+            stack.generate(token_request(list(range(first, first + 230)), NUM_TOKENS))
+        again = [stack.generate(request) for request in requests(longest)]
+        assert_equal(again, longest)
+        assert again[0].usage.cached_prompt_tokens == (len(longest[0].prompt) - 1) // 16 * 16
+
+
 @pytest.mark.deep
 def test_without_the_prefix_cache_the_batch_equals_transformers_too(
     bundled_model: Path, references: list[Reference]
