@@ -26,13 +26,19 @@ _PORTS = range(20_000, 32_000)
 
 
 def free_address() -> str:
-    """Finds an address of this machine's loopback, host:port, that nobody listens on now."""
+    """Finds an address of this machine's loopback, host:port, that nobody listens on now, and that is found by no other
+    call, in this process or another, as long as this process lives: whoever is to listen may begin much later."""
     while True:
         port = SystemRandom().choice(_PORTS)
+        claim = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
+            # UDP's port of that number: nobody here wants it, and the system gives it to one alone.
+            claim.bind(("127.0.0.1", port))
             socket.create_server(("127.0.0.1", port)).close()
         except OSError:
+            claim.close()
             continue
+        claim.detach()
         return f"127.0.0.1:{port}"
 
 
