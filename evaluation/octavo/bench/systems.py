@@ -157,6 +157,8 @@ class Bench(ExitStack):
             **{f"OCTAVO_{name.upper()}": value for name, value in settings.items()},
             "OCTAVO_THREADS": str(threads),
             "OCTAVO_KV_CACHE_MEMORY": str(KV_CACHE_MEMORY),
+            # The worker alone has no drafts: with them the two would not do the same work.
+            "OCTAVO_SPECULATION": "off",
             **self._instructions(),
         }
         directory = self._directory / f"w{threads}-{form.name.replace('/', '-')}"

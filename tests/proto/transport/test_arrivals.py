@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -14,26 +14,12 @@ import zmq
 
 from octavo.runtime.transport.arrivals import Arrivals
 from octavo.runtime.transport.messages import has_arrived, may_send
-from octavo.runtime.transport.sockets import bind_router, connect_dealer
+from octavo.runtime.transport.sockets import connect_dealer
 from octavo.scheduler.server.wakeup import Wakeup
 
 _LONG_S = 60.0
 Socket = zmq.Socket[bytes]
 both_loops = pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
-
-
-@pytest.fixture
-def ends(tmp_path: Path) -> Iterator[tuple[Socket, Socket]]:
-    """A router and a dealer, of contexts of their own."""
-    endpoint = f"ipc://{tmp_path}/s"
-    with (
-        zmq.Context() as context,
-        zmq.Context() as other,
-        bind_router(context, endpoint) as router,
-        connect_dealer(other, endpoint) as dealer,
-    ):
-        assert dealer.poll(60_000, zmq.POLLOUT)
-        yield router, dealer
 
 
 class Taker:

@@ -1,30 +1,15 @@
 """Messages pass whole, or not at all, and nobody waits for them."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import zmq
 
 from octavo.runtime.transport.messages import has_arrived, may_send, receive, send, send_to
-from octavo.runtime.transport.sockets import bind_router, connect_dealer
+from octavo.runtime.transport.sockets import connect_dealer
 
 Socket = zmq.Socket[bytes]
 _LONG_MS = 60_000
-
-
-@pytest.fixture
-def ends(tmp_path: Path) -> Iterator[tuple[Socket, Socket]]:
-    """A router and a dealer, of contexts of their own."""
-    endpoint = f"ipc://{tmp_path}/s"
-    with (
-        zmq.Context() as context,
-        zmq.Context() as other,
-        bind_router(context, endpoint) as router,
-        connect_dealer(other, endpoint) as dealer,
-    ):
-        assert dealer.poll(_LONG_MS, zmq.POLLOUT)
-        yield router, dealer
 
 
 def test_a_message_comes_with_all_its_frames_and_no_others(ends: tuple[Socket, Socket]) -> None:

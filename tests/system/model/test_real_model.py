@@ -173,7 +173,7 @@ def test_a_tiny_block_pool_preempts_and_gives_the_same_tokens(bundled_model: Pat
 def test_a_quantised_copy_guesses_and_changes_no_token(
     bundled_model: Path, references: list[Reference], tmp_path: Path
 ) -> None:
-    quantize_model(bundled_model, tmp_path / "draft", "q4_0", *quantizable(bundled_model))
+    quantize_model(bundled_model, tmp_path / "draft", "q8_0", *quantizable(bundled_model))
     settings = {"OCTAVO_DRAFT_MODEL": str(tmp_path / "draft"), "OCTAVO_SPECULATION": "4"}
     with (
         tempfile.TemporaryDirectory(prefix="octavo-") as directory,

@@ -1,7 +1,6 @@
 """A draft model's guesses change no bit of any answer, and its keys and values are wherever the model's are."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from shutil import copytree
@@ -15,7 +14,6 @@ from octavo.runtime.models.grammar import load_vocabulary
 from octavo.testbed.models import write_tiny_model
 from octavo.testbed.tiny_model import VOCAB_SIZE, write_byte_model
 from octavo.testing.depth import deep
-from octavo.testing.native import loaded
 from octavo.testing.oracles.drafted_runs import Asked, compare_proposed, random_requests
 from octavo.testing.oracles.worker_plans import moves
 from octavo.testing.small.constraints import DIGITS, WORDS, compiled
@@ -29,6 +27,7 @@ from octavo.worker.sequences import WorkerSequence, WorkItem
 from octavo.worker.step.draft_model import DraftLayout, Hosted
 from octavo.worker.step.model_runner import ModelRunner, ModelRunnerError
 
+pytestmark = pytest.mark.usefixtures("compiled_kernels")
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 96,
@@ -50,15 +49,6 @@ CONFIGS: dict[str, Any] = {
     ),
     "only windows": Gemma2Config(**{**SIZES, "layer_types": ["sliding_attention"] * 4}, sliding_window=20),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_kernels() -> Iterator[None]:
-    """Also in bfloat16 where the CPU has a matrix unit, which would else be left to oneDNN."""
-    loaded()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("octavo.worker.models.linear._has_matrix_unit", lambda: False)
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Real models say with drafts, to the last bit of every logprob, what they say without."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -22,6 +21,7 @@ from octavo.worker.model_settings import ModelSettings
 from octavo.worker.sequences import WorkItem
 from octavo.worker.step.model_runner import ModelRunner
 
+pytestmark = pytest.mark.usefixtures("compiled_kernels")
 # No size is a multiple of what vectors, panels and threads are cut by, where that can be.
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -76,15 +76,6 @@ CASES = {
 }
 # The rest differs from these in what the deep run tries.
 SHALLOW = ("fp32", "bf16", "q8_0 over 8-bit keys and values", "windows and soft caps, bf16", "by transformers, fp32")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_kernels() -> Iterator[None]:
-    """Also in bfloat16 where the CPU has a matrix unit, which would else be left to oneDNN."""
-    loaded()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("octavo.worker.models.linear._has_matrix_unit", lambda: False)
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""What the choice of tokens takes of rows of logits, with the same bits on every instruction set."""
+"""Choosing tokens takes weights and sums of rows of logits, with the same bits on every instruction set."""
 
 import torch
 from torch import Tensor

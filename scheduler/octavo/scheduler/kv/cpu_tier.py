@@ -3,7 +3,7 @@ blocks, and comes back where a sequence begins with it."""
 
 from octavo.scheduler.kv.blocks import CachedBlocks
 from octavo.scheduler.kv.prefix_cache import CachedBlock
-from octavo.wire.steps import BlockMove
+from octavo.wire.steps import BlockMove, WorkerHello
 
 # Owns what is moved rather than computed: ids of sequences begin at 1.
 _NO_SEQUENCE = 0
@@ -79,3 +79,13 @@ class CPUTier:
             cpu_block = self._cpu.cache.block(content.kv_group, content.value)
             if cpu_block is not None:
                 self._cpu.cache.remove(cpu_block)
+
+
+def moves_pay(hello: WorkerHello) -> bool:
+    """Tells whether to move a block's tokens to CPU memory and back takes less time than to compute them; that is so
+    where the worker has not measured."""
+    costs = hello.costs
+    if costs is None:
+        return True
+    moves_s = len(hello.kv_groups) * (costs.swap.block_out_s + costs.swap.block_in_s)
+    return moves_s < hello.block_size * costs.prefill.token_s

@@ -10,7 +10,7 @@ from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.sequence import CacheUse, Sequence, SequenceGroup
 from octavo.scheduler.kv.blocks import BlockTable, CachedBlocks, present
 from octavo.scheduler.kv.census import BlockCensus
-from octavo.scheduler.kv.cpu_tier import CPUTier
+from octavo.scheduler.kv.cpu_tier import CPUTier, moves_pay
 from octavo.scheduler.kv.memory import Growth, TokenRun
 from octavo.scheduler.kv.prefix_cache import (
     Begin,
@@ -490,16 +490,6 @@ def paged_memory(hello: WorkerHello, config: SchedulerConfig, census: BlockCensu
         windows=[group.window for group in hello.kv_groups],
         num_cpu_blocks=hello.num_cpu_blocks,
         # Workers before that refuse plans that move blocks both ways.
-        cpu_tier=hello.schema_version >= 9 and _moves_pay(hello),
+        cpu_tier=hello.schema_version >= 9 and moves_pay(hello),
         census=census,
     )
-
-
-def _moves_pay(hello: WorkerHello) -> bool:
-    """Tells whether to move a block's tokens to CPU memory and back takes less time than to compute them; that is so
-    where the worker has not measured."""
-    costs = hello.costs
-    if costs is None:
-        return True
-    moves_s = len(hello.kv_groups) * (costs.swap.block_out_s + costs.swap.block_in_s)
-    return moves_s < hello.block_size * costs.prefill.token_s

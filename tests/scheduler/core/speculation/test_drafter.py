@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from octavo.scheduler.core.sequence import RequestGroup, Sequence
-from octavo.scheduler.core.speculation.draft import Draft, DraftSource
+from octavo.scheduler.core.speculation.draft import NO_GUESSES, Draft, DraftSource
 from octavo.scheduler.core.speculation.drafter import Drafter
 from octavo.scheduler.core.speculation.store import HALF_TOKENS, MOST_OWNERS, OutputStore, Owner
 from octavo.testing.cluster import make_request
@@ -281,7 +281,7 @@ def test_a_sequence_that_repeats_nothing_is_told_from_one_that_has_nothing_for_t
     assert proposed(drafter, group) is not None
     # It departs from the phrase, to which it may come back.
     append(group.sequences[0], 900)
-    assert drafter.propose(group, group.sequences[0], 4) == Draft([], [], DraftSource.PROMPT)
+    assert drafter.propose(group, group.sequences[0], 4) is NO_GUESSES
     append(group.sequences[0], *range(901, 920))
     assert drafter.propose(group, group.sequences[0], 4) is None
 

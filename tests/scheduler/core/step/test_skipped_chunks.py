@@ -25,6 +25,10 @@ def sharer(name: str, prompt_length: int = 14, shared: int = 12, **sampling: Any
     return make_request(name, prompt_length, 6, shared=shared, **sampling)
 
 
+# One token of each is computed, and needs a mask: there is not time for all in one step.
+MASKED = [sharer(f"masked-{i}", 13, grammar="900") for i in range(8)]
+
+
 def begun(
     make_cluster: MakeCluster, *requests: Request, first: Request | None = None, windows: tuple[int, ...] = (0,)
 ) -> Cluster:
@@ -213,3 +217,38 @@ def test_those_that_share_only_what_was_computed_go_on(make_cluster: MakeCluster
     assert len(cluster.deltas["near", 0]) == 1
     assert_served(cluster, near, far)
     assert cluster.deltas["near", 0][-1].preemptions == 0
+
+
+def those_whose_turn_has_not_come(cluster: Cluster) -> list[Request]:
+    """Returns those of `MASKED` that are admitted, and of which the plan under way computes nothing."""
+    (*_, step) = cluster.core.replicas[1].outstanding
+    return [each for each in MASKED if cluster.groups[each.request_id] not in step.groups]
+
+
+@WINDOWS
+def test_one_that_was_admitted_without_work_gets_its_own_tokens_too(
+    make_cluster: MakeCluster, windows: tuple[int, ...]
+) -> None:
+    """It shares the block that is skipped, and waits for its grammar's turn: no plan computes anything of it yet."""
+    cluster = begun(make_cluster, *MASKED, windows=windows)
+    assert those_whose_turn_has_not_come(cluster)
+    cluster.answer(1, spoil_output="x")
+    cluster.answer(1)
+    assert not any(cluster.deltas[each.request_id, 0] for each in MASKED)
+    assert_served(cluster, *MASKED, windows=windows)
+    assert cluster.rejected.keys() == {"x"}
+
+
+@WINDOWS
+def test_one_that_was_admitted_without_work_to_a_step_that_fails_starts_over(
+    make_cluster: MakeCluster, windows: tuple[int, ...]
+) -> None:
+    """The step was to fill the block that it shares."""
+    cluster = begun(make_cluster, *MASKED, windows=windows)
+    idle = those_whose_turn_has_not_come(cluster)
+    assert idle
+    cluster.answer(1)
+    cluster.answer(1, fail=True)
+    assert all(cluster.groups[each.request_id].faults.failed_steps == 0 for each in idle)
+    assert_served(cluster, *MASKED, windows=windows)
+    assert cluster.rejected == {}

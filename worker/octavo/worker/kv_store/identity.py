@@ -1,4 +1,4 @@
-"""What blocks must have in common to be of use to each other, and the names of blocks.
+"""Blocks are of use to each other where their identities are equal, and are found by their names.
 
 A block's bytes mean something only to a worker that computes the same model, lays blocks out in the same way and
 reckons in the same way. All of that is a `StoreIdentity`; blocks of different identities lie in different directories.

@@ -1,4 +1,4 @@
-"""Which blocks lie in which slots: an index in memory of the segments of one identity, made of their tables.
+"""An index in memory says which block lies in which slot of the segments of one identity; it is made of their tables.
 
 Segments of this process are noted as they are written; `refresh` finds what others have written or removed since. The
 index may be wrong about a file that another process has just removed: a read finds that out, and `forget`s.

@@ -1,4 +1,4 @@
-"""What lies in a store's directory, for whoever keeps the machine: with or without processes that use it."""
+"""A store's directory is listed, verified and cleared here, whether processes use it or not."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -6,7 +6,7 @@ from itertools import islice
 
 from octavo.scheduler.core.sequence import Sequence, SequenceGroup
 from octavo.scheduler.core.speculation.acceptance import LEAST_WORTH, LONGEST_COPY, Acceptance, TrackRecord
-from octavo.scheduler.core.speculation.draft import Draft, DraftSource
+from octavo.scheduler.core.speculation.draft import NO_GUESSES, Draft, DraftSource
 from octavo.scheduler.core.speculation.store import OutputStore, Owner
 from octavo.scheduler.core.speculation.text import LONGEST_MATCH, SHORTEST_MATCH, Text, tail
 
@@ -19,7 +19,6 @@ _REJOIN_AHEAD = 16
 _REJOIN_TOKENS = 16
 # Other sequences of a request whose outputs are searched; and sequences whose outputs are kept when it ends.
 _MOST_SIBLINGS = 4
-_NO_GUESSES = Draft([], [], DraftSource.PROMPT)
 
 
 @dataclass(slots=True)
@@ -35,8 +34,8 @@ class _Cursor:
 
 @dataclass(slots=True)
 class _Track:
-    """What is known of one sequence: how many of its generated tokens were `seen`, the text that it follows, and the
-    one that it has departed from lately, after which `rejoin_left` of its tokens may lead back there."""
+    """Follows one sequence, of whose generated tokens `seen` were looked at; the latest stand in the text of `cursor`.
+    The text that it has `departed` from lately may be found again within its next `rejoin_left` tokens."""
 
     output: Text
     seen: int = 0
@@ -101,7 +100,7 @@ class Drafter:
         cursor = track.cursor
         if cursor is None:
             may_begin = track.departed is not None or texts.prompt in self._unindexed
-            return _NO_GUESSES if may_begin else None
+            return NO_GUESSES if may_begin else None
         chances = cursor.acceptance.chances(cursor.length, _num_copied(cursor, most), track.record, self._worth)
         return Draft(_copied(cursor, len(chances)), chances, cursor.source)
 

@@ -21,8 +21,8 @@ def _fresh_record() -> TrackRecord:
 
 @dataclass(slots=True)
 class _Track:
-    """What was guessed of one sequence: `guesses` of the tokens from `place` on, the first of them so `deep` among
-    those that were made with it."""
+    """Holds the guesses for one sequence: of its tokens from `place` on, the first of them so `deep` among those that
+    were made with it."""
 
     acceptance: Acceptance
     record: TrackRecord = field(default_factory=_fresh_record)

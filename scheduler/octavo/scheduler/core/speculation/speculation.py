@@ -43,7 +43,7 @@ class Spending:
 
 @dataclass(slots=True)
 class Room:
-    """What others leave to drafts of a step: `rows` of it, free `blocks`, and microseconds of grammars."""
+    """Counts what others leave to drafts of a step: `rows` of it, free `blocks`, and microseconds of grammars."""
 
     rows: int
     blocks: int

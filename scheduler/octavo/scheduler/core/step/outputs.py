@@ -48,8 +48,8 @@ def _withdraw_skipped(replica: Replica, step: OutstandingStep, failed: Iterable[
     later = [each for each in replica.outstanding if each.step_id > step.step_id]
     skipped = set(failed)
     groups: list[SequenceGroup] = []
-    # A sequence is planned behind those it builds on.
-    for group in dict.fromkeys(group for each in later for group in each.groups):
+    # A sequence is planned behind those it builds on; nothing builds on those that run without work in any plan.
+    for group in dict.fromkeys((*(group for each in later for group in each.groups), *replica.running)):
         if _builds_on(group, skipped, step.step_id):
             skipped |= _ids_here(group)
             groups.append(group)
