@@ -20,7 +20,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from octavo.bench.whole.speculation import make_request
 from octavo.bench.whole.speculation_works import WORKS
-from octavo.scheduler.core.events import ReplicaJoined, StepAnswered
+from octavo.scheduler.core.events import ReplicaJoined, StepAnswered, Tick
 from octavo.scheduler.server.event_log import Handled, Planned, Record
 from octavo.testbed.stack import FinishedStream, Stack, collect, token_request
 from octavo.testing.depth import deep
@@ -67,6 +67,15 @@ class StepWatch:
     def plans(self) -> list[StepPlan]:
         return [record.plan for record in list(self.records) if isinstance(record, Planned)]
 
+    def see_ticks(self, count: int) -> None:
+        """Waits until the scheduler has told of so many further ticks, a tenth of a second each."""
+
+        def seen() -> int:
+            return sum(isinstance(record, Handled) and isinstance(record.event, Tick) for record in list(self.records))
+
+        enough = seen() + count
+        self.stack.wait_for(lambda: seen() >= enough)
+
     def outstanding(self, name: str) -> list[StepPlan]:
         """The plans that the latest worker of this name was sent and has not answered."""
         incarnation, plans = 0, dict[int, StepPlan]()
@@ -94,8 +103,7 @@ def stop_in_a_draft(stack: Stack, watch: StepWatch, *names: str) -> str:
             if watch.has_draft_in_flight(name):
                 stack.processes[name].send_signal(signal.SIGSTOP)
                 # What it had answered before is with the scheduler by then, and what follows from that with us.
-                for _ in range(3):
-                    stack.load()
+                watch.see_ticks(3)
                 if watch.has_draft_in_flight(name):
                     stopped.append(name)
                     return True

@@ -11,7 +11,7 @@ from transformers import Gemma2Config, GPT2Config, LlamaConfig, Qwen3Config
 
 from octavo.runtime.models.grammar import load_vocabulary
 from octavo.testbed.models import NO_MOVES, new_sequences, write_tiny_model
-from octavo.testbed.tiny_model import VOCAB_SIZE, write_byte_model
+from octavo.testbed.tiny_model import END_TOKEN_ID, VOCAB_SIZE, write_byte_model
 from octavo.testing.depth import deep
 from octavo.testing.native import VARIANTS, loaded, threads
 from octavo.testing.oracles.drafted_runs import Asked, DraftedRun, any_draft, compare, random_requests
@@ -42,10 +42,14 @@ CONFIGS: dict[str, Any] = {
         **SIZES, sliding_window=20, attn_logit_softcapping=1.0, final_logit_softcapping=3.0
     ),
     "windows": Qwen3Config(
-        **SIZES, use_sliding_window=True, sliding_window=9, layer_types=["sliding_attention", "full_attention"]
+        **SIZES,
+        use_sliding_window=True,
+        sliding_window=9,
+        layer_types=["sliding_attention", "full_attention"],
+        eos_token_id=END_TOKEN_ID,
     ),
     "gpt2": GPT2Config(
-        vocab_size=VOCAB_SIZE, n_embd=72, n_layer=2, n_head=4, n_positions=256, bos_token_id=0, eos_token_id=1
+        vocab_size=VOCAB_SIZE, n_embd=96, n_layer=2, n_head=6, n_positions=256, bos_token_id=0, eos_token_id=1
     ),
 }
 
