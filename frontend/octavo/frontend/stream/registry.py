@@ -19,7 +19,7 @@ from octavo.frontend.request.events import Emitted
 from octavo.frontend.request.request import Caller
 from octavo.frontend.scheduler.pool import Listing, SchedulerPool
 from octavo.frontend.stream.pacing import Turns, slow_reader
-from octavo.frontend.stream.running import Reader, RunningRequest
+from octavo.frontend.stream.running import RunningRequest
 
 
 class RequestBook:
@@ -129,15 +129,14 @@ class Registry:
         running = begin()
         reader = running.take()
         running.keep()
-        timer = None if deadline is None else loop.call_at(deadline, reader.end, too_late())
+        timer = None if deadline is None else loop.call_at(deadline, running.end_reading, reader, too_late())
         sent, handed_at = running.sent_after(after), loop.time()
         try:
             while (events := await self._next(running, reader, sent)) is not None:
                 for emitted in events:
                     handed_at = loop.time()
                     yield emitted
-                    if reader.over:
-                        raise reader.over
+                    running.check_reading(reader)
             self.end(running, None)
         except GeneratorExit:
             self._check_pace(running, reader, loop.time() - handed_at)
@@ -166,22 +165,18 @@ class Registry:
         for running in self._requests:
             self.end(running, Unavailable(Reason.DRAINING, message))
 
-    async def _next(
-        self, running: RunningRequest, reader: Reader, sent: Iterator[list[Emitted]]
-    ) -> list[Emitted] | None:
+    async def _next(self, running: RunningRequest, reader: int, sent: Iterator[list[Emitted]]) -> list[Emitted] | None:
         """Returns the next events, maybe none; None after the last. Events of `sent` come first."""
         for events in sent:
             await asyncio.sleep(0)
-            if reader.over:
-                raise reader.over
+            running.check_reading(reader)
             return events
         if running.finished:
             return None
         await running.wait(reader)
         if not self._turns.take_now():
             await self._turns.take()
-            if reader.over:
-                raise reader.over
+            running.check_reading(reader)
         return self._advance(running)
 
     def _advance(self, running: RunningRequest) -> list[Emitted]:
@@ -208,7 +203,7 @@ class Registry:
         elif running.failure:
             self.end(running, running.failure)
 
-    def _check_pace(self, running: RunningRequest, reader: Reader, taken_s: float) -> None:
+    def _check_pace(self, running: RunningRequest, reader: int, taken_s: float) -> None:
         """Ends a request without grace if its client took too long for an event, with the error for slow readers."""
         limit_s = self.timeouts.stall_timeout_s
         if taken_s >= limit_s and not self._grace_s(running) and running.is_read_by(reader):
@@ -226,7 +221,7 @@ class Registry:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _run_on(self, running: RunningRequest, reader: Reader) -> None:
+    async def _run_on(self, running: RunningRequest, reader: int) -> None:
         """Reads a request without a reader, so that its end is noticed, until a reader takes over."""
         try:
             while await self._next(running, reader, iter(())) is not None:

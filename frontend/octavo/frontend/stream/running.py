@@ -15,44 +15,11 @@ from octavo.runtime.telemetry.tracing import Span
 from octavo.wire.requests import NoticeKind
 
 
-class Reader:
-    """Is the right to read the events of a request, and hears of news. `over` is the error that ended the right, if
-    any.
-
-    One task waits at a time: `asyncio.Event` does the same for many, at three times the cost.
-    """
-
-    __slots__ = ("_has_news", "_waiting", "over")
-
-    def __init__(self) -> None:
-        self.over: ServiceError | None = None
-        self._has_news = True
-        self._waiting: asyncio.Future[None] | None = None
-
-    def set(self) -> None:
-        """Tells that there is news."""
-        self._has_news = True
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
-
-    async def news(self) -> None:
-        """Returns once there was news since the last call; at first at once."""
-        if not self._has_news:
-            self._waiting = asyncio.get_running_loop().create_future()
-            await self._waiting
-        self._has_news = False
-
-    def end(self, error: ServiceError) -> None:
-        """Ends the right, and wakes who has it; the first error stays."""
-        self.over = self.over or error
-        self.set()
-
-
 @dataclass(eq=False, slots=True)
 class RunningRequest:
     """Holds one admitted request: who asked for what, who reads its events, what is reported of it, and how it ended.
 
-    One reads at a time: who has the `Reader` that `take` has returned last. The `answer` is there once the request is
+    Readers are numbered as they come, and only the latest may read. The `answer` is there once the request is
     prepared. `failure` is the error that ended the request, if any. Once the request has `ended` its outcome is known;
     events that were sent can be read for as long as it is kept.
     """
@@ -74,7 +41,13 @@ class RunningRequest:
     preparing: "asyncio.Task[None] | None" = None
     # When the latest of the tokens came that were reported.
     _last_token_at: float | None = None
-    _reader: Reader = field(default_factory=Reader)
+    # The number of the latest reader, and the error that has ended its reading but not the request, if any.
+    _reader: int = 0
+    _reading_failure: ServiceError | None = None
+    # Whether there was news since the latest reader waited last, and what it waits for now. `asyncio.Event` does the
+    # same for many that wait, at three times the cost.
+    _has_news: bool = True
+    _waiting: "asyncio.Future[None] | None" = None
     _notices: dict[NoticeKind, RequestNotice] = field(default_factory=dict)
 
     @property
@@ -123,23 +96,42 @@ class RunningRequest:
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
-    def take(self) -> Reader:
-        """Returns the right to read, for a new reader, and ends that of the earlier one. The first wait returns at
-        once."""
-        earlier, self._reader = self._reader, Reader()
-        earlier.end(Aborted(Reason.SUPERSEDED, "another reader has taken over the events of this request"))
+    def take(self) -> int:
+        """Returns the number of a new reader, whose first wait returns at once, and wakes the earlier one, whose
+        reading ends."""
+        self._reader += 1
+        self._reading_failure = None
+        self.notify()
         return self._reader
 
-    def is_read_by(self, reader: Reader) -> bool:
-        """Tells whether `reader` is still the latest right to read."""
-        return self._reader is reader
+    def is_read_by(self, reader: int) -> bool:
+        """Tells whether `reader` is still the latest reader."""
+        return self._reader == reader
 
-    async def wait(self, reader: Reader) -> None:
+    def end_reading(self, reader: int, error: ServiceError) -> None:
+        """Ends the reading of `reader`, but not the request, with `error`, unless another reads by now."""
+        if self.is_read_by(reader):
+            self._reading_failure = error
+            self.notify()
+
+    def check_reading(self, reader: int) -> None:
+        """Raises the error that ended the reading of `reader`, if any."""
+        if not self.is_read_by(reader):
+            raise Aborted(Reason.SUPERSEDED, "another reader has taken over the events of this request")
+        if self._reading_failure:
+            raise self._reading_failure
+
+    async def wait(self, reader: int) -> None:
         """Returns once there was news since the last call. Raises the error that ended the reading or the request."""
-        if not (reader.over or self.failure):
-            await reader.news()
-        if error := reader.over or self.failure:
-            raise error
+        self.check_reading(reader)
+        if not self._has_news:
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
+            # Whoever took over meanwhile has yet to see the news.
+            self.check_reading(reader)
+        if self.failure:
+            raise self.failure
+        self._has_news = False
 
     def take_notices(self) -> list[RequestNotice]:
         """Returns the notices since the last call, in order."""
@@ -152,7 +144,9 @@ class RunningRequest:
 
     def notify(self) -> None:
         """Wakes the reader, for there is news."""
-        self._reader.set()
+        self._has_news = True
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
     def tell(self, notice: RequestNotice) -> None:
         """Keeps a notice for the reader, the latest of each kind, and wakes the reader."""
