@@ -252,10 +252,10 @@ class Scheduler:
         plan = builder.send(self.epoch, now)
         if plan is not None:
             self._outbox.to_replica(builder.replica.replica_id, plan)
-            served = [group for group, _ in (*builder.samplers, *builder.beams) if isinstance(group, RequestGroup)]
-            self.waiting.charge_each(served)
-            for group in served:
-                if group.grammar is not None:
+            served = (*builder.samplers, *builder.beams)
+            self.waiting.charge_each(group for group, _ in served if isinstance(group, RequestGroup))
+            for group, _ in served:
+                if group.grammar is not None and isinstance(group, RequestGroup):
                     self.waiting.charge(group, grammar_time.tokens_worth(group.grammar, builder.replica))
             for drafting, _, draft in builder.drafts:
                 assert isinstance(drafting, RequestGroup)

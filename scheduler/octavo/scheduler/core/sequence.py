@@ -416,6 +416,8 @@ class PrefixGroup(_Group):
 
 
 SequenceGroup = RequestGroup | PrefixGroup
+# A sequence, with its group.
+Member = tuple[SequenceGroup, Sequence]
 
 
 def _leader(sequence: Sequence, leaders: Iterable[Sequence]) -> Sequence | None:

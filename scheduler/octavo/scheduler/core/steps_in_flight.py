@@ -5,7 +5,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from octavo.scheduler.core.config import SchedulerConfig
-from octavo.scheduler.core.sequence import RequestGroup, Sequence, SequenceGroup
+from octavo.scheduler.core.sequence import Member, RequestGroup, Sequence, SequenceGroup
 from octavo.scheduler.core.speculation.draft import Draft
 from octavo.wire.steps import Remap, StepResult
 
@@ -26,8 +26,8 @@ class OutstandingStep:
     # Sequences whose tables the plan changes, or begins, whether they compute in the step or not.
     changed: list[Sequence]
     # Sequences that sample, and beams that want candidates, each in the plan's order, with their groups.
-    samplers: list[tuple[SequenceGroup, Sequence]]
-    beams: list[tuple[SequenceGroup, Sequence]]
+    samplers: list[Member]
+    beams: list[Member]
     # Rows computed: tokens, and guesses of drafts.
     num_tokens: int
     # A prompt is computed in the step.

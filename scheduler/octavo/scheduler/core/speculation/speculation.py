@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.replica import Replica
-from octavo.scheduler.core.sequence import RequestGroup, Sequence, SequenceGroup
+from octavo.scheduler.core.sequence import Member, RequestGroup, Sequence
 from octavo.scheduler.core.speculation.asking import Asking, ask
 from octavo.scheduler.core.speculation.draft import Draft, DraftSource
 from octavo.scheduler.core.speculation.drafter import Drafter
@@ -23,7 +23,6 @@ _ASKED_IN_TURN = 4
 _TRIED_AFTER = 256
 _TRIED_DEPTH = 2
 
-Decode = tuple[SequenceGroup, Sequence]
 _Proposal = tuple[RequestGroup, Sequence, Draft]
 
 
@@ -33,7 +32,7 @@ class Spending:
     the draft model makes of what follows; the others are `waiting` for the answer to an earlier one. `is_awaited`: the
     next plan waits for the step's answer; with `stands` false this one waits for those that are outstanding."""
 
-    decodes: list[Decode]
+    decodes: list[Member]
     waiting: list[Sequence] = field(default_factory=list)
     drafts: dict[Sequence, Draft] = field(default_factory=dict)
     proposals: dict[Sequence, int] = field(default_factory=dict)
@@ -93,7 +92,7 @@ class Speculation:
         if replica.hello.draft_model is not None:
             self._model_guesses.take(replica.hello.draft_model, sequence, guesses)
 
-    def spend(self, replica: Replica, decodes: list[Decode], other_rows: int, room: Room) -> Spending:
+    def spend(self, replica: Replica, decodes: list[Member], other_rows: int, room: Room) -> Spending:
         """Returns which of a step's decodes are planned now beside `other_rows` of prompts, with drafts and proposals
         for them as far as there is `room`."""
         prices, is_priced = replica.prices, self._setting == "auto"
@@ -120,7 +119,7 @@ class Speculation:
         return Spending(going, waiting, drafts, _fitting_proposals(replica, asked, drafts, left), is_awaited=all_wait)
 
     def _to_guess(
-        self, replica: Replica, decodes: list[Decode], chosen: list[tuple[_Proposal, int]], other_rows: int
+        self, replica: Replica, decodes: list[Member], chosen: list[tuple[_Proposal, int]], other_rows: int
     ) -> tuple[dict[Sequence, int], Pace]:
         """Returns how many guesses the draft model is to make of what follows the step's tokens, for sequences that do
         not copy a text, which are to wait for their answers where these are outstanding; and whether all others are
@@ -166,7 +165,7 @@ class Speculation:
             return decide(prices, offers, num_decodes, other_rows, num_rows)
         return always(self._most, offers)
 
-    def _proposals(self, replica: Replica, decodes: list[Decode]) -> list[_Proposal]:
+    def _proposals(self, replica: Replica, decodes: list[Member]) -> list[_Proposal]:
         """Returns the drafts that the drafter proposes to those that it is asked for, with their sequences."""
         found: list[_Proposal] = []
         vocab_size, model = replica.hello.model.vocab_size, replica.hello.draft_model
@@ -189,7 +188,7 @@ class Speculation:
                 found.append((group, sequence, sound))
         return found
 
-    def _asked(self, decodes: list[Decode], step_id: int) -> list[Decode]:
+    def _asked(self, decodes: list[Member], step_id: int) -> list[Member]:
         """Returns the decodes for which the drafter is asked: where it is for their price, of those that repeated
         nothing when they were asked last a few, in turn."""
         if self._setting != "auto":
@@ -231,7 +230,7 @@ def _cut(draft: Draft, count: int) -> Draft | None:
     return Draft(draft.token_ids[:count], draft.chances[:count], draft.source) if count else None
 
 
-def _left(replica: Replica, decodes: list[Decode], num_ready: int, room: Room) -> Room:
+def _left(replica: Replica, decodes: list[Member], num_ready: int, room: Room) -> Room:
     """Returns the room that decodes leave, of which `num_ready` may have drafts: of blocks what neither they take, nor
     the others in the next step, which is planned before this one is answered."""
     kv = replica.kv

@@ -12,7 +12,7 @@ from octavo.scheduler.core.admission import (
     start_obstacle,
 )
 from octavo.scheduler.core.replica import Replica
-from octavo.scheduler.core.sequence import Placement, RequestGroup, Sequence, SequenceGroup
+from octavo.scheduler.core.sequence import Member, Placement, RequestGroup, Sequence, SequenceGroup
 from octavo.scheduler.core.speculation.draft import Draft
 from octavo.scheduler.core.speculation.speculation import Speculation
 from octavo.scheduler.core.step import grammar_time
@@ -41,10 +41,10 @@ _NO_FOLLOWER_IDS: list[int] = []
 
 @dataclass(slots=True)
 class StepBuilder:
-    """A step of `replica` while it is filled: the work so far, and the `budget` of tokens it may still compute."""
+    """A step of `replica` while it is filled: the work so far, `num_tokens` of the `limit` that it may compute."""
 
     replica: Replica
-    budget: int
+    limit: int
     # The first waiting group that has lost its blocks and may come here; looked for where others are swapped out.
     returning: RequestGroup | None = None
     # What gives decodes drafts; None: they get none.
@@ -74,8 +74,8 @@ class StepBuilder:
     groups: list[SequenceGroup] = field(default_factory=list)
     # Sequences of groups that the step admits: what they begin with may be moved in it, whether they compute or not.
     admitted: list[Sequence] = field(default_factory=list)
-    samplers: list[tuple[SequenceGroup, Sequence]] = field(default_factory=list)
-    beams: list[tuple[SequenceGroup, Sequence]] = field(default_factory=list)
+    samplers: list[Member] = field(default_factory=list)
+    beams: list[Member] = field(default_factory=list)
     # Groups that lost their blocks to this step: kept in CPU memory, or to be recomputed.
     swapped_out: list[RequestGroup] = field(default_factory=list)
     evicted: list[SequenceGroup] = field(default_factory=list)
@@ -85,6 +85,11 @@ class StepBuilder:
 
     def __post_init__(self) -> None:
         self.step_id = self.replica.next_plan.step_id
+
+    @property
+    def budget(self) -> int:
+        """Returns how many tokens the step may still compute."""
+        return self.limit - self.num_tokens
 
     @property
     def has_preempted(self) -> bool:
@@ -132,12 +137,12 @@ class StepBuilder:
 
     # -- compute ----------------------------------------------------------------------------------------------------
 
-    def check(self, group: SequenceGroup, sequence: Sequence, draft: Draft, num_proposed: int = 0) -> None:
+    def check(self, member: Member, draft: Draft, num_proposed: int = 0) -> None:
         """Adds the last known token of a sequence and guesses of those that follow it, as further rows; has so many
         guessed of what follows the tokens that come of it."""
+        group, sequence = member
         num_guesses = len(draft.token_ids)
-        self.compute(group, sequence, 1, 1 + num_guesses + num_proposed)
-        self.budget -= num_guesses
+        self.compute(member, 1, 1 + num_guesses + num_proposed)
         self.num_tokens += num_guesses
         sequence.placement.draft = draft
         if num_guesses:
@@ -145,9 +150,10 @@ class StepBuilder:
         if num_proposed:
             self.proposals[sequence.placement.sequence_id] = num_proposed
 
-    def compute(self, group: SequenceGroup, sequence: Sequence, num_tokens: int, room: int = 1) -> None:
+    def compute(self, member: Member, num_tokens: int, room: int = 1) -> None:
         """Adds the next `num_tokens` tokens of a sequence; with its last known one, the next is chosen. New blocks give
         it room for the next `room` tokens, where it has none yet."""
+        group, sequence = member
         kv, placement = self.replica.kv, sequence.placement
         growth = kv.extend(sequence, room)
         new_block_ids = _NO_BLOCKS
@@ -157,7 +163,6 @@ class StepBuilder:
         input_token_id = self._chosen_token(sequence) if group.search is not None else None
         num_computed = placement.num_computed = placement.num_computed + num_tokens
         placement.last_step_id = self.step_id
-        self.budget -= num_tokens
         self.num_tokens += num_tokens
         self.groups.append(group)
         followers = _NO_FOLLOWERS
@@ -165,9 +170,9 @@ class StepBuilder:
         if num_computed == sequence.num_known + placement.num_in_flight:
             placement.num_in_flight += 1
             if group.search is not None:
-                self.beams.append((group, sequence))
+                self.beams.append(member)
             else:
-                self.samplers.append((group, sequence))
+                self.samplers.append(member)
                 if len(group.sequences) > 1:
                     followers = self._fork_followers(group, sequence, growth)
         follower_ids = [follower.placement.sequence_id for follower in followers] if followers else _NO_FOLLOWER_IDS
@@ -287,7 +292,7 @@ class StepBuilder:
                 num_tokens -= 1
             if num_tokens:
                 self.prefills = self.prefills or not sequence.is_decoding
-                self.compute(group, sequence, num_tokens)
+                self.compute((group, sequence), num_tokens)
 
     def _may_choose(self, group: SequenceGroup, sequence: Sequence, num_tokens: int) -> bool:
         """Tells whether the step has time for the group's grammar, if computing `num_tokens` tokens of the sequence

@@ -10,17 +10,15 @@ from collections import Counter
 from collections.abc import Iterable
 
 from octavo.scheduler.core.replica import Replica
-from octavo.scheduler.core.sequence import GrammarCost, Sequence, SequenceGroup
+from octavo.scheduler.core.sequence import GrammarCost, Member, Sequence, SequenceGroup
 
 # Limits of all grammars' time in one step, in microseconds: usually; and where no other group runs there to be held
 # up, though one may come.
 STEP_US = 5_000
 ALONE_US = 50_000
 
-Decode = tuple[SequenceGroup, Sequence]
 
-
-def in_turn(replica: Replica, decodes: list[Decode], *, prefills: bool) -> list[Decode]:
+def in_turn(replica: Replica, decodes: list[Member], *, prefills: bool) -> list[Member]:
     """Returns the decodes whose sequences may choose in the replica's next step; `prefills` tells whether that prefills
     too.
 
@@ -31,7 +29,7 @@ def in_turn(replica: Replica, decodes: list[Decode], *, prefills: bool) -> list[
     return [decode for decode in decodes if decode[0] not in waiting] if waiting else decodes
 
 
-def left_by(decodes: list[Decode]) -> int:
+def left_by(decodes: list[Member]) -> int:
     """Returns the microseconds of grammars that these decodes leave of a step."""
     return max(0, STEP_US - sum(group.grammar.us for group, _ in decodes if group.grammar is not None))
 
@@ -47,7 +45,7 @@ def may_start(us: int, already_us: int) -> bool:
     return not already_us or already_us + us <= STEP_US
 
 
-def _waiting(replica: Replica, decodes: list[Decode], *, prefills: bool) -> set[SequenceGroup]:
+def _waiting(replica: Replica, decodes: list[Member], *, prefills: bool) -> set[SequenceGroup]:
     members: dict[SequenceGroup, list[Sequence]] = {}
     costs: dict[SequenceGroup, int] = {}
     for group, sequence in decodes:

@@ -10,6 +10,7 @@ from msgspec import structs
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.sequence import (
     DraftCounts,
+    Member,
     PrefixGroup,
     RequestGroup,
     Sequence,
@@ -85,9 +86,6 @@ class Outcome:
     prefixes: list[PrefixGroup] = field(default_factory=list)
     drafts: list[tuple[Draft, int]] = field(default_factory=list)
     proposed: list[tuple[Sequence, list[int]]] = field(default_factory=list)
-
-
-Member = tuple[SequenceGroup, Sequence]
 
 
 def answers(step: OutstandingStep, result: StepResult) -> bool:
@@ -241,21 +239,20 @@ def accept(replica: Replica, step: OutstandingStep, result: StepResult) -> Outco
     # Sequences are skipped that have been aborted or have finished since the plan was made, or are to start over: their
     # tokens may come of what was never computed.
     restarts = replica.restarts
+    running = SequenceStatus.RUNNING
     further = {each.sequence_id: each for each in result.further}
     for (group, sequence), sampled in zip(_unfailed(step.samplers, result), result.sampled, strict=True):
-        if sequence.status is SequenceStatus.RUNNING and group not in restarts:
+        if sequence.status is running and group not in restarts:
             _append_sampled(replica, group, sequence, sampled, further, outcome)
     if result.proposed:
         proposed = {each.sequence_id: each.token_ids for each in result.proposed}
         outcome.proposed = [
             (sequence, proposed[sequence.placement.sequence_id])
             for group, sequence in step.samplers
-            if sequence.status is SequenceStatus.RUNNING
-            and group not in restarts
-            and sequence.placement.sequence_id in proposed
+            if sequence.status is running and group not in restarts and sequence.placement.sequence_id in proposed
         ]
     for (group, beam), candidates in zip(_unfailed(step.beams, result), result.candidates, strict=True):
-        if beam.status is SequenceStatus.RUNNING and group not in restarts:
+        if beam.status is running and group not in restarts:
             _take_candidates(replica, group, beam, candidates, outcome)
     return outcome
 

@@ -4,13 +4,11 @@ from dataclasses import dataclass, field
 
 from octavo.scheduler.core.admission import Obstacle, ObstacleKind, returns_before, start_obstacle
 from octavo.scheduler.core.replica import Replica
-from octavo.scheduler.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from octavo.scheduler.core.sequence import Member, Sequence, SequenceGroup, SequenceStatus
 from octavo.scheduler.core.speculation.draft import NO_GUESSES
 from octavo.scheduler.core.speculation.speculation import Room, Speculation
 from octavo.scheduler.core.step import grammar_time
 from octavo.scheduler.core.step.builder import StepBuilder
-
-Decode = tuple[SequenceGroup, Sequence]
 
 
 @dataclass(slots=True)
@@ -18,7 +16,7 @@ class Runnable:
     """Work of a replica's running groups that a step may compute: next tokens of sequences past their prompts, but for
     those whose grammars must wait for their turn; and groups with some of their known tokens still to go."""
 
-    decodes: list[Decode] = field(default_factory=list)
+    decodes: list[Member] = field(default_factory=list)
     prefilling: list[SequenceGroup] = field(default_factory=list)
 
 
@@ -30,7 +28,8 @@ def runnable(replica: Replica) -> Runnable:
     any_grammar = False
     for group in replica.stepping:
         # Checked in this walk, which visits all groups anyway: few steps have a grammar.
-        any_grammar = any_grammar or group.grammar is not None
+        if group.grammar is not None:
+            any_grammar = True
         if len(group.sequences) == 1:
             sequence = group.sequences[0]
             placement = sequence.placement
@@ -81,10 +80,10 @@ def decode(builder: StepBuilder, found: Runnable, head: SequenceGroup | None = N
     return True
 
 
-def _compute(builder: StepBuilder, decodes: list[Decode]) -> None:
+def _compute(builder: StepBuilder, decodes: list[Member]) -> None:
     # Decodes never exceed the budget: each has a sequence slot, and there are no more slots than tokens in a step.
-    for group, sequence in decodes:
-        builder.compute(group, sequence, 1)
+    for member in decodes:
+        builder.compute(member, 1)
 
 
 def _decode_with_drafts(
@@ -99,17 +98,17 @@ def _decode_with_drafts(
     if not spending.stands:
         return False
     # What waits has its place in the step all the same: who would come instead would be the next to be preempted.
-    builder.budget -= len(spending.waiting)
+    builder.limit -= len(spending.waiting)
     builder.num_kept = replica.kv.num_missing(spending.waiting)
     if not (spending.drafts or spending.proposals):
         _compute(builder, spending.decodes)
         return True
-    for group, sequence in spending.decodes:
-        draft, num_proposed = spending.drafts.get(sequence), spending.proposals.get(sequence, 0)
+    for member in spending.decodes:
+        draft, num_proposed = spending.drafts.get(member[1]), spending.proposals.get(member[1], 0)
         if draft is None and not num_proposed:
-            builder.compute(group, sequence, 1)
+            builder.compute(member, 1)
         else:
-            builder.check(group, sequence, draft or NO_GUESSES, num_proposed)
+            builder.check(member, draft or NO_GUESSES, num_proposed)
     builder.is_awaited = spending.is_awaited
     return True
 
@@ -160,7 +159,7 @@ def shortage(replica: Replica) -> Obstacle:
     return Obstacle(ObstacleKind.PREEMPTION, needed, replica.kv.num_free)
 
 
-def _lacks_blocks(replica: Replica, decodes: list[Decode]) -> bool:
+def _lacks_blocks(replica: Replica, decodes: list[Member]) -> bool:
     # Counting exactly is worth it only where not all decodes could have a new block.
     kv = replica.kv
     if len(decodes) * kv.blocks_for(1) <= kv.num_free:
@@ -168,7 +167,7 @@ def _lacks_blocks(replica: Replica, decodes: list[Decode]) -> bool:
     return kv.num_missing(sequence for _, sequence in decodes) > kv.num_free
 
 
-def _preempt(builder: StepBuilder, decodes: list[Decode]) -> list[Decode]:
+def _preempt(builder: StepBuilder, decodes: list[Member]) -> list[Member]:
     """Preempts groups, the last in order first, until the blocks suffice; returns the decodes that are left.
 
     Of groups that came at about the same time the lowest priority goes first, then the latest arrival (paper §4.5);
@@ -186,7 +185,7 @@ def _preempt(builder: StepBuilder, decodes: list[Decode]) -> list[Decode]:
     return decodes
 
 
-def _pop_last(decodes: list[Decode], group: SequenceGroup) -> list[Sequence]:
+def _pop_last(decodes: list[Member], group: SequenceGroup) -> list[Sequence]:
     """Removes the decodes of `group`, if it is the last in order to decode, and returns their sequences."""
     sequences = []
     while decodes and decodes[-1][0] is group:
