@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from octavo.testing.small.kv_blocks import BLOCK_BYTES, EAGER, IDENTITY, got, name_of, put
 from octavo.worker.kv_store.segment import SegmentLayout
@@ -21,6 +21,8 @@ NUMBERS = range(30)
 NUMBER_OF = {name_of(number): number for number in NUMBERS}
 which = st.integers(0, 1)
 numbers = st.sampled_from(NUMBERS)
+# Parts of a whole that is not known before.
+shares = st.floats(0, 1, exclude_max=True)
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -37,9 +39,10 @@ class StoreMachine(RuleBasedStateMachine):
     def start(self) -> None:
         self.stores = [KVStore(self.directory / "kv", CAPACITY, IDENTITY, EAGER) for _ in range(2)]
 
-    @property
-    def files(self) -> list[Path]:
-        return sorted(self.directory.glob("kv/*/*.kv"))
+    def file(self, share: float) -> Path | None:
+        """One of the segments. How many there are is for threads to say, so nothing that is drawn may depend on it."""
+        files = sorted(self.directory.glob("kv/*/*.kv"))
+        return files[int(share * len(files))] if files else None
 
     @rule(which=which, number=numbers)
     def write(self, which: int, number: int) -> None:
@@ -56,34 +59,31 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.stores[which].close()
         self.stores[which] = KVStore(self.directory / "kv", CAPACITY, IDENTITY, EAGER)
 
-    @precondition(lambda self: self.files)
-    @rule(data=st.data())
-    def kill(self, data: st.DataObject) -> None:
+    @rule(which=shares, length=shares)
+    def kill(self, which: float, length: float) -> None:
         """The processes die, and of some segment only a beginning is there."""
         assert all(store.close() for store in self.stores)
-        path = data.draw(st.sampled_from(self.files))
-        length = data.draw(st.integers(0, path.stat().st_size))
-        self.loses(path, max(0, length - LAYOUT.first_slot) // BLOCK_BYTES)
-        os.truncate(path, length)
+        if (path := self.file(which)) is not None:
+            left = int(length * path.stat().st_size)
+            self.loses(path, max(0, left - LAYOUT.first_slot) // BLOCK_BYTES)
+            os.truncate(path, left)
         self.start()
 
-    @precondition(lambda self: self.files)
-    @rule(data=st.data(), bit=st.integers(0, 7))
-    def damage(self, data: st.DataObject, bit: int) -> None:
-        path = data.draw(st.sampled_from(self.files))
+    @rule(which=shares, where=shares, is_payload=st.booleans(), place=shares, bit=st.integers(0, 7))
+    def damage(self, which: float, where: float, is_payload: bool, place: float, bit: int) -> None:
+        if (path := self.file(which)) is None:
+            return
         filled = (path.stat().st_size - LAYOUT.first_slot) // BLOCK_BYTES
         if filled > 0:
-            slot = data.draw(st.integers(0, filled - 1))
-            start, size = data.draw(st.sampled_from([(LAYOUT.entry_at(slot), 48), (LAYOUT.payload_at(slot), 192)]))
+            slot = int(where * filled)
+            start, size = (LAYOUT.payload_at(slot), 192) if is_payload else (LAYOUT.entry_at(slot), 48)
             self.loses(path, slot, slot + 1)
-            self.flip(path, start + data.draw(st.integers(0, size - 1)), bit)
+            self.flip(path, start + int(place * size), bit)
 
-    @precondition(lambda self: self.files)
-    @rule(data=st.data(), place=st.integers(0, 100), bit=st.integers(0, 7))
-    def damage_header(self, data: st.DataObject, place: int, bit: int) -> None:
+    @rule(which=shares, place=st.integers(0, 100), bit=st.integers(0, 7))
+    def damage_header(self, which: float, place: int, bit: int) -> None:
         assert all(store.close() for store in self.stores)
-        path = data.draw(st.sampled_from(self.files))
-        if place < path.stat().st_size:
+        if (path := self.file(which)) is not None and place < path.stat().st_size:
             self.loses(path)
             self.flip(path, place, bit)
         self.start()
