@@ -108,6 +108,20 @@ def comes_to(place: Place, service: str, status: int) -> bool:
     return False
 
 
+def wait_to_handle(number: signal.Signals, process: "subprocess.Popen[str]") -> None:
+    """Waits until a signal no longer ends the process by itself."""
+    deadline = time.monotonic() + 60
+    while not _handled(process) >> number - 1 & 1:
+        assert time.monotonic() < deadline, f"{number.name} is not handled"
+        time.sleep(0.02)
+
+
+def _handled(process: "subprocess.Popen[str]") -> int:
+    """Returns the mask of the signals that a process handles, the first in bit 0."""
+    status = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii")
+    return next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigCgt:"))
+
+
 def wait_for_draining(scheduler: ScriptedScheduler) -> Heartbeat:
     while not (beat := scheduler.wait_for(Heartbeat)).draining:
         pass
@@ -354,5 +368,6 @@ def test_an_idle_worker_without_a_scheduler_stops_at_once(place: Place) -> None:
         assert comes_to(place, "", SERVING)
         assert process.stdout is not None
         assert "on fake" in process.stdout.readline()
+        wait_to_handle(signal.SIGTERM, process)
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 0
