@@ -310,6 +310,19 @@ async def test_a_worker_that_registers_anew_on_its_connection_replaces_itself(
     assert list(service.shell.core.replicas) == [6]
 
 
+async def test_a_hello_of_a_life_that_is_over_takes_no_connection_from_the_present_one(
+    service: Service, replica: FakeReplica
+) -> None:
+    worker = service.worker()
+    await join(worker, replica)
+    present = msgspec.structs.replace(replica.hello, incarnation=6)
+    for late_or_not in (present, replica.hello, present):
+        await send(worker, late_or_not)
+        await send(worker, Heartbeat(EPOCH, 6, 0))
+        assert await to_worker(worker) == WorkerWelcome(EPOCH)
+    assert list(service.shell.core.replicas) == [6]
+
+
 async def test_a_worker_whose_connection_ends_in_a_step_is_lost_at_once(
     service: Service, replica: FakeReplica, caplog: pytest.LogCaptureFixture
 ) -> None:

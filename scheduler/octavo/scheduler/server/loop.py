@@ -288,9 +288,13 @@ class SchedulerShell:
         if self._is_rivalled(hello, connection):
             self._drop(f"a second worker calls itself {hello.worker_id}; it must wait, or get a --worker-id of its own")
             return
+        former = self._workers.peer(connection)
         self._workers.bind(hello.incarnation, connection, hello.schema_version)
         known = hello.incarnation in self.core.replicas
         self._handle(ReplicaJoined(hello), now)
+        if former in self.core.replicas and hello.incarnation not in self.core.replicas:
+            # The hello of a life that is over came late: the connection is still that of the worker's present one.
+            self._workers.bind(former, connection, hello.schema_version)
         if not known and hello.incarnation in self.core.replicas:
             per_slot = hello.kv_bytes_per_token / len(hello.kv_groups)
             gib = hello.num_blocks * hello.block_size * per_slot / 2**30
