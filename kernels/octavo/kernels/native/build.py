@@ -27,6 +27,7 @@ _FLAGS = [
 ]
 _AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 _AVX512 = [*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"]
+_AVX512_BF16 = [*_AVX512, "-mavx512vnni", "-mavx512bf16"]
 _VARIANTS = {
     "x86_64": {
         "portable": [],
@@ -34,18 +35,21 @@ _VARIANTS = {
         "avx_vnni": [*_AVX2, "-mavxvnni"],
         "avx512": _AVX512,
         "avx512_vnni": [*_AVX512, "-mavx512vnni"],
-        "avx512_bf16": [*_AVX512, "-mavx512vnni", "-mavx512bf16"],
+        "avx512_bf16": _AVX512_BF16,
+        "amx": [*_AVX512_BF16, "-mamx-tile", "-mamx-bf16"],
     },
     "aarch64": {"portable": [], "dotprod": ["-march=armv8.2-a+dotprod"]},
 }
 _EXACT = ["-ffp-contract=off", "-DOCTAVO_EXACT"]
 # What adds instructions for whole numbers only, to which other variant.
 _WHOLE_NUMBERS = {"avx_vnni": "avx2", "avx512_vnni": "avx512", "dotprod": "portable"}
+# What adds products of bf16 only, and what computes the same bits everywhere has none of those.
+_BF16 = ("avx512_bf16", "amx")
 # What is compiled for the variants, the longest first, with which flags besides; and which variants another's serves.
 _VARIANT_SOURCES: dict[str, tuple[list[str], dict[str, str]]] = {
-    "exact.cpp": (_EXACT, {"avx512_bf16": "avx512_vnni"}),
+    "exact.cpp": (_EXACT, dict.fromkeys(_BF16, "avx512_vnni")),
     "variant.cpp": ([], _WHOLE_NUMBERS),
-    "exact_floats.cpp": (_EXACT, {**_WHOLE_NUMBERS, "avx512_bf16": "avx512"}),
+    "exact_floats.cpp": (_EXACT, {**_WHOLE_NUMBERS, **dict.fromkeys(_BF16, "avx512")}),
 }
 # What is the same whatever the instruction set.
 _COMMON = ("library.cpp", "plan.cpp", "quantized_pack.cpp")

@@ -8,7 +8,7 @@ import torch
 
 from octavo.kernels.native.library import VARIANT_VARIABLE, NativeLibrary, NativeUnavailable, find, load
 
-VARIANTS = ("avx512_bf16", "avx512_vnni", "avx512", "avx_vnni", "avx2", "portable")
+VARIANTS = ("amx", "avx512_bf16", "avx512_vnni", "avx512", "avx_vnni", "avx2", "portable")
 
 
 def loaded() -> NativeLibrary:

@@ -6,6 +6,8 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #elif defined(__aarch64__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
@@ -20,6 +22,7 @@
 namespace octavo {
 
 #if defined(__x86_64__)
+namespace amx { extern const Variant kVariant; }
 namespace avx512_bf16 { extern const Variant kVariant; }
 namespace avx512 { extern const Variant kVariant; }
 namespace avx2 { extern const Variant kVariant; }
@@ -41,6 +44,15 @@ bool has_avx_vnni() {
   unsigned a, b, c, d;
   return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & (1u << 4)) != 0;
 }
+
+// Whether it multiplies tiles of bf16, and the system lets this process have the registers for them: it has to be asked.
+bool has_amx() {
+  constexpr unsigned kBF16 = 1u << 22, kTile = 1u << 24;
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  unsigned a, b, c, d;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & kBF16) && (d & kTile) &&
+         syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
 #endif
 
 struct Choice {
@@ -57,10 +69,12 @@ const Choice* choices(size_t* count) {
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
+  const bool bf16 = vnni && __builtin_cpu_supports("avx512bf16");
 #endif
   static const Choice all[] = {
 #if defined(__x86_64__)
-      {"avx512_bf16", &avx512_bf16::kVariant, &avx512_vnni_exact::kExact, vnni && __builtin_cpu_supports("avx512bf16")},
+      {"amx", &amx::kVariant, &avx512_vnni_exact::kExact, bf16 && has_amx()},
+      {"avx512_bf16", &avx512_bf16::kVariant, &avx512_vnni_exact::kExact, bf16},
       {"avx512_vnni", &avx512::kVariant, &avx512_vnni_exact::kExact, vnni},
       {"avx512", &avx512::kVariant, &avx512_exact::kExact, avx512},
       {"avx_vnni", &avx2::kVariant, &avx_vnni_exact::kExact, avx2 && has_avx_vnni()},

@@ -7,6 +7,9 @@
 #include "epilogue.h"
 #include "products.h"
 #include "types.h"
+#if defined(__AMX_BF16__)
+#include "tiles.h"
+#endif
 
 namespace octavo::OCTAVO_VARIANT {
 
@@ -170,6 +173,12 @@ void many_rows(const Linear& op, const T* x, void* y, int64_t first_row, int64_t
 // The panels from `first` to `last` for all `tokens` rows. A panel stays in the cache while the rows pass by.
 template <typename T>
 void linear(const Linear& op, const void* x, void* y, int64_t tokens, int64_t first, int64_t last) {
+#if defined(__AMX_BF16__)
+  if constexpr (std::is_same_v<T, bf16>) {
+    linear_tiles(op, (const T*)x, y, tokens, first, last, Activate{});
+    return;
+  }
+#endif
   static constexpr auto functions = rows_functions<T>(std::make_index_sequence<kMaxRows<T>>{});
   const int64_t passes = (tokens + kMaxRows<T> - 1) / kMaxRows<T>;
 #if !defined(__AVX512F__)
