@@ -104,7 +104,7 @@ def test_every_kind_of_machine_has_a_portable_variant(
         compiled[machine] = (tmp_path / "kernels.so").read_text()
         assert build.is_current(tmp_path / "kernels.so")
         assert "portable.o" in compiled[machine]
-    assert "avx512_bf16.o" in compiled["x86_64"]
+    assert "amx.o" in compiled["x86_64"]
     assert "avx" not in compiled["aarch64"]
 
 

@@ -1,5 +1,7 @@
 """Every variant of the native product against torch, and rows that depend on nothing but themselves."""
 
+from ctypes import byref
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,6 +9,7 @@ from torch import Tensor
 
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.native.linear import NativeLinear
+from octavo.kernels.native.structs import DTYPES as NUMBERS
 from octavo.kernels.native.structs import Activation
 from octavo.testing.native import library, threads
 
@@ -70,6 +73,19 @@ def test_activations_hold_far_from_zero(library: NativeLibrary, activation: Acti
     linear = NativeLinear(library, torch.eye(2), None, activation)
     rows = torch.stack((gates, torch.ones_like(gates)), dim=1)
     torch.testing.assert_close(linear(rows)[:, 0], ACTIVATIONS[activation](gates), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_products_are_added_once_to_what_each_row_holds(library: NativeLibrary, dtype: torch.dtype) -> None:
+    weight, rows = random(50, 98, dtype=dtype) / 8, random(70, 98, dtype=dtype, seed=1)
+    held = random(70, 64, dtype=dtype, seed=2)
+    linear = NativeLinear(library, weight, None)
+    op = linear.op(added=0.5, y_stride=64)
+    for count in range(71):
+        expected, outputs = held.float(), held.clone()
+        expected[:count, :50] += 0.5 * F.linear(rows[:count].float(), weight.float())
+        library.functions.octavo_linear(byref(op), rows.data_ptr(), outputs.data_ptr(), count, NUMBERS[dtype], 1)
+        assert_close(outputs, expected, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -33,6 +33,7 @@ def _held_to(aten: str, onednn: str) -> dict[str, str]:
 
 _CONTENDERS = (
     Contender("torch", _TORCH),
+    Contender("amx", {VARIANT_VARIABLE: "amx"}, "torch"),
     Contender("avx512_bf16", {VARIANT_VARIABLE: "avx512_bf16"}, "torch"),
     Contender("avx512", {VARIANT_VARIABLE: "avx512"}, "torch"),
     Contender("torch, AVX2", _held_to("avx2", "AVX2")),

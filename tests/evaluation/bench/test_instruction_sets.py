@@ -10,7 +10,7 @@ from octavo.bench.instruction_sets import contenders, runnable, table
 from octavo.kernels.native.library import VARIANT_VARIABLE
 from octavo.testing.native import loaded
 
-EVERYTHING = ["avx512_bf16", "avx512", "avx2", "portable"]
+EVERYTHING = ["amx", "avx512_bf16", "avx512", "avx2", "portable"]
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
 
 
 @pytest.mark.usefixtures("machine")
-@pytest.mark.parametrize("machine", [EVERYTHING, EVERYTHING[2:], EVERYTHING[3:]], indirect=True)
+@pytest.mark.parametrize("machine", [EVERYTHING, EVERYTHING[3:], EVERYTHING[4:]], indirect=True)
 @pytest.mark.parametrize("bf16", [False, True])
 def test_every_contender_is_another_process_and_comes_after_its_torch(bf16: bool) -> None:
     several = contenders(bf16=bf16)

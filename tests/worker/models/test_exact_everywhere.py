@@ -25,7 +25,7 @@ from octavo.worker.models.compiled import CompiledLlama
 from octavo.worker.step.model_runner import ModelRunner
 
 # What torch may use of a CPU, by Octavo's own variant.
-TORCH = {"avx512_bf16": "avx512", "avx512_vnni": "avx512", "avx512": "avx512", "avx_vnni": "avx2", "avx2": "avx2"}
+TORCH = dict.fromkeys(("amx", "avx512_bf16", "avx512_vnni", "avx512"), "avx512") | {"avx_vnni": "avx2", "avx2": "avx2"}
 CACHES = ("int8", "bfloat16", "float32")
 # All of the vocabulary; what its largest tokens settle; what they do not.
 SAMPLINGS = [

@@ -72,7 +72,7 @@ def test_nothing_is_measured_where_there_is_no_choice(config: DecoderConfig, mon
     assert to_measure(large(config), exact=False)
     assert not to_measure(large(config), exact=True)
     assert not to_measure(config, exact=False)  # too small to matter
-    for variant in ("avx512", "avx512_bf16"):
+    for variant in ("avx512", "avx512_bf16", "amx"):
         monkeypatch.setattr(kernel_race, "find", lambda variant=variant: NativeLibrary(variant, loaded().functions))
         assert not to_measure(large(config), exact=False)
     monkeypatch.setattr(kernel_race, "find", lambda: NativeLibrary("portable", loaded().functions))

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from octavo.kernels.native.library import NativeLibrary
 from octavo.testing.native import kernels, loaded
 from octavo.worker.models import linear
 from octavo.worker.models.linear import (
@@ -119,11 +120,17 @@ def test_the_kernels_are_taken_where_there_are_any(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_matrix_unit_is_onednns_to_use(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("variant", ["amx", "avx512_bf16"])
+def test_a_matrix_unit_is_onednns_to_use_where_the_kernels_do_not(
+    variant: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     needs(LinearKind.NATIVE, dtype)
     needs(LinearKind.ONEDNN, dtype)
     monkeypatch.setattr(linear, "_has_matrix_unit", lambda: True)
-    expected = LinearKind.ONEDNN if dtype == torch.bfloat16 else LinearKind.NATIVE
+    library = NativeLibrary(variant, loaded().functions)
+    monkeypatch.setattr(linear, "load", lambda: library)
+    left = variant != "amx" and dtype == torch.bfloat16
+    expected = LinearKind.ONEDNN if left else LinearKind.NATIVE
     assert best_kind(random(4, 8, dtype=dtype)) is expected
 
 

@@ -46,6 +46,8 @@ SETTINGS = (
     Setting("ATEN_CPU_CAPABILITY", "avx2", _AVX2),
     Setting("ATEN_CPU_CAPABILITY", "default"),
     Setting("ONEDNN_MAX_CPU_ISA", "AVX2", _AVX2),
+    # Elsewhere the best there is.
+    Setting("OCTAVO_CPU_KERNELS", "avx512_bf16", ("amx_bf16",)),
     Setting("OCTAVO_CPU_KERNELS", "avx512", _AVX512),
     Setting("OCTAVO_CPU_KERNELS", "avx2", _AVX2),
     Setting("OCTAVO_CPU_KERNELS", "portable"),

@@ -93,7 +93,7 @@ def to_measure(config: DecoderConfig, *, exact: bool) -> bool:
     library = find()
     if exact or os.environ.get(VARIANT_VARIABLE) or isinstance(library, NativeUnavailable):
         return False
-    return not library.variant.startswith("avx512") and _layer_weights(config) >= _LEAST_WEIGHTS
+    return not library.variant.startswith(("avx512", "amx")) and _layer_weights(config) >= _LEAST_WEIGHTS
 
 
 def known(config: DecoderConfig, dtype: torch.dtype, block_size: int) -> Speeds:

@@ -59,8 +59,9 @@ def best_kind(weight: Tensor) -> LinearKind:
     """Returns the fastest kind that this machine has for `weight`."""
     if weight.device.type != "cpu":
         return LinearKind.PLAIN
-    matrix_unit = weight.dtype == torch.bfloat16 and _has_matrix_unit()
-    if not matrix_unit and _native_takes(weight):
+    if _native_takes(weight) and not (
+        weight.dtype == torch.bfloat16 and _has_matrix_unit() and not _native_has_tiles()
+    ):
         return LinearKind.NATIVE
     return LinearKind.ONEDNN if prepacking_available(weight.dtype) else LinearKind.PLAIN
 
@@ -73,9 +74,14 @@ def _native_takes(weight: Tensor) -> bool:
     return weight.dtype in (torch.float32, torch.bfloat16) and weight.shape[1] % 2 == 0
 
 
+def _native_has_tiles() -> bool:
+    """Tells whether Octavo's kernels use the CPU's unit for bf16 matrices; they may be held to another variant."""
+    return load().variant == "amx"
+
+
 @functools.cache
 def _has_matrix_unit() -> bool:
-    """Tells whether this CPU has a unit for bf16 matrices (AMX), which oneDNN uses and Octavo's kernels do not."""
+    """Tells whether this CPU has a unit for bf16 matrices (AMX), which oneDNN uses."""
     supported = getattr(torch.cpu, "_is_amx_tile_supported", None)
     return bool(supported and supported())
 
