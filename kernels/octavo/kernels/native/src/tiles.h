@@ -48,13 +48,17 @@ OCTAVO_INLINE void multiply_tiles(const bf16* x, const bf16* more, int64_t x_str
         each<kTileInputs>(
             OCTAVO_EACH(line) { __builtin_prefetch((const char*)(w + p * panel_size) + kAhead + line * 64, 0, 2); });
       });
-    _tile_loadd(4, x + k, x_stride);
+    // Many rows pass by one panel, which is to stay in the nearest cache.
+    if constexpr (row_tiles == 2)
+      _tile_stream_loadd(4, x + k, x_stride);
+    else
+      _tile_loadd(4, x + k, x_stride);
     _tile_loadd(6, w, kPairBytes);
     _tile_dpbf16ps(0, 4, 6);
     _tile_loadd(7, w + kPanel, kPairBytes);
     _tile_dpbf16ps(1, 4, 7);
     if constexpr (row_tiles == 2) {
-      _tile_loadd(5, more + k, x_stride);
+      _tile_stream_loadd(5, more + k, x_stride);
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
     }
