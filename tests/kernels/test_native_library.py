@@ -186,3 +186,26 @@ def test_the_library_shares_torchs_openmp() -> None:
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
     assert result.stdout.strip() == "1"
+
+
+@pytest.mark.usefixtures("compiled")
+def test_where_the_system_refuses_tile_registers_the_next_variant_is_taken() -> None:
+    """It refuses a process with a stack for signals that could not hold them."""
+    functions = load().functions
+    runs = [name for name in VARIANTS if functions.octavo_choose(name.encode())]
+    if runs[0] != "amx":
+        pytest.skip("this CPU or system does not run amx")
+    script = (
+        "import ctypes\n"
+        "class Stack(ctypes.Structure):\n"
+        "    _fields_ = [('at', ctypes.c_void_p), ('flags', ctypes.c_int), ('size', ctypes.c_size_t)]\n"
+        "room = ctypes.create_string_buffer(8192)\n"
+        "assert ctypes.CDLL(None).sigaltstack(ctypes.byref(Stack(ctypes.addressof(room), 0, 8192)), None) == 0\n"
+        "from octavo.kernels.native.library import load\n"
+        "print(load().variant)"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != VARIANT_VARIABLE}
+    result = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert result.stdout.strip() == runs[1]
