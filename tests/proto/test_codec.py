@@ -66,12 +66,16 @@ from octavo.wire.sampling import (
 from octavo.wire.steps import (
     MAX_BLOCK_SIZE,
     MAX_CANDIDATES,
+    BlockContent,
     BlockMove,
     BlockMoves,
+    BlocksFetched,
     Candidates,
+    DiskMoves,
     FailureReason,
     FromWorker,
     Heartbeat,
+    KVDisk,
     KVGroup,
     ModelInfo,
     PromptLogprobs,
@@ -150,6 +154,7 @@ HELLO = WorkerHello(
     kv_groups=[KVGroup(0), KVGroup(4096)],
     costs=COSTS,
 )
+DISK_MOVES = DiskMoves(store=[BlockContent(bytes(32), 0, 7)], fetch=[BlockContent(bytes(range(32)), 1, 8)])
 PLAN = StepPlan(
     epoch=EPOCH,
     incarnation=3,
@@ -211,7 +216,9 @@ DIRECTIONS: dict[str, tuple[Any, list[Any]]] = {
         [
             HELLO,
             msgspec.structs.replace(HELLO, costs=None),
+            msgspec.structs.replace(HELLO, kv_disk=KVDisk(0.001, mirror=True)),
             RESULT,
+            BlocksFetched(EPOCH, 3, 1, [True, False]),
             Heartbeat(EPOCH, 3, 1),
             Heartbeat(EPOCH, 3, 1, draining=True),
             WorkerGoodbye(EPOCH, 3),
@@ -219,7 +226,14 @@ DIRECTIONS: dict[str, tuple[Any, list[Any]]] = {
     ),
     "to worker": (
         decode_to_worker,
-        [WorkerWelcome(EPOCH), WorkerRefused("no"), WorkerUnregistered(EPOCH), WorkerDismissed(EPOCH), PLAN],
+        [
+            WorkerWelcome(EPOCH),
+            WorkerRefused("no"),
+            WorkerUnregistered(EPOCH),
+            WorkerDismissed(EPOCH),
+            PLAN,
+            msgspec.structs.replace(PLAN, disk=DISK_MOVES),
+        ],
     ),
 }
 MESSAGES = [(decode, message) for decode, messages in DIRECTIONS.values() for message in messages]
@@ -301,6 +315,9 @@ def assert_refused(decode: Any, message: Any, **changes: Any) -> None:
         ("work", [SequenceWork(1, 1, [[]] * 257)]),
         ("work", [SequenceWork(1, 1, [], -1)]),
         ("work", [SequenceWork(1, 1, [], None, [0] * (MAX_PARALLEL + 1))]),
+        ("disk", DiskMoves(store=[BlockContent(bytes(31), 0, 0)])),
+        ("disk", DiskMoves(fetch=[BlockContent(bytes(32), 256, 0)])),
+        ("disk", DiskMoves(fetch=[BlockContent(bytes(32), 0, NULL_BLOCK)])),
     ],
 )
 def test_plans_out_of_range_are_refused(field: str, value: Any) -> None:
@@ -352,6 +369,7 @@ def test_a_place_in_a_queue_has_32_bits() -> None:
         ("costs", StepCosts(PrefillCosts(0.0, float("nan"), 0.0), COSTS.swap)),
         ("costs", StepCosts(PrefillCosts(0.0, 0.0, float("inf")), COSTS.swap)),
         ("costs", StepCosts(COSTS.prefill, SwapCosts(3601.0, 0.0, 0.0))),
+        ("kv_disk", KVDisk(-0.1)),
     ],
 )
 def test_workers_out_of_range_are_refused(field: str, value: Any) -> None:

@@ -28,7 +28,7 @@ from octavo.wire.base import (
     Value,
     since,
 )
-from octavo.wire.costs import StepCosts
+from octavo.wire.costs import Seconds, StepCosts
 from octavo.wire.sampling import MAX_PARALLEL, MAX_STOP_TOKEN_IDS, Logprobs, SamplingParams
 
 MAX_STEPS_IN_FLIGHT = 2
@@ -39,6 +39,8 @@ MAX_KV_GROUPS = 256
 MAX_DRAFT_TOKENS = 32
 # The most tokens a beam search can want of one beam (`octavo.scheduler.core.step.beam_search`).
 MAX_CANDIDATES = (1 + MAX_STOP_TOKEN_IDS) * MAX_PARALLEL
+# Blocks that one step reads from a worker's disk.
+MAX_FETCHED_BLOCKS = 1 << 14
 
 
 class ModelInfo(Value, frozen=True):
@@ -81,6 +83,15 @@ class Predecessor(Value, frozen=True):
     detail: Text
 
 
+class KVDisk(Value, frozen=True):
+    """Describes the disk on which a worker keeps blocks by their content, beyond its life, and where other workers of
+    its machine may find them: the seconds in which it reads a block, 0 if that was not measured. With a `mirror`, the
+    blocks that running sequences fill are to be kept there too, as soon as they are full."""
+
+    block_read_s: Seconds = 0.0
+    mirror: bool = False
+
+
 class WorkerHello(Message, frozen=True):
     """Registers a worker with the scheduler.
 
@@ -91,6 +102,7 @@ class WorkerHello(Message, frozen=True):
     not measure. Of the `world_size` ranks that share a replica's model the first
     registers, for all. `predecessor` is None if there was none that served, or one that left in order. `draft_model`
     names the smaller model that makes proposals here, if there is one; of it, each block holds keys and values too.
+    `kv_disk` is None if there is none.
     """
 
     schema_version: Count
@@ -108,6 +120,7 @@ class WorkerHello(Message, frozen=True):
     costs: StepCosts | None = None
     predecessor: Annotated[Predecessor | None, since(9)] = None
     draft_model: Annotated[Name | None, since(9)] = None
+    kv_disk: Annotated[KVDisk | None, since(9)] = None
 
 
 class WorkerWelcome(Fenced, frozen=True):
@@ -160,6 +173,29 @@ class BlockMoves(Value, frozen=True):
 
     def __bool__(self) -> bool:
         return bool(self.swap_out or self.swap_in or self.copy)
+
+
+class BlockContent(Value, frozen=True):
+    """Pairs a block with the content that it holds or is to hold: the chained hash of its tokens and all before them,
+    with adapter and salt, and the KV group whose keys and values these are."""
+
+    value: Annotated[bytes, Meta(min_length=32, max_length=32)]
+    kv_group: Annotated[int, Meta(ge=0, lt=MAX_KV_GROUPS)]
+    block_id: Annotated[int, Meta(ge=0, le=2**31 - 1)]
+
+
+class DiskMoves(Value, frozen=True):
+    """Lists what a step has a worker's disk do. Nothing here makes the step wait.
+
+    First, if `clear`, all that the disk keeps for this model is forgotten. Then the device blocks in `store`, which the
+    steps before have computed, are copied, before this plan moves or computes anything, to be written sometime; a disk
+    that does not keep up drops some. Once the step is done, the blocks in `fetch` are read into CPU blocks, which
+    belong to the disk until `BlocksFetched` answers; where the step is not `DONE`, none is read, and nothing answers.
+    """
+
+    clear: bool = False
+    store: Annotated[list[BlockContent], Meta(max_length=MAX_BLOCKS_PER_SEQUENCE)] = field(default_factory=list)
+    fetch: Annotated[list[BlockContent], Meta(max_length=MAX_FETCHED_BLOCKS)] = field(default_factory=list)
 
 
 class SequenceStart(Value, frozen=True):
@@ -265,6 +301,7 @@ class StepPlan(FencedWork, frozen=True):
     proposals: Annotated[list[Proposal], Meta(max_length=MAX_SEQUENCES, extra={"since": 9})] = field(
         default_factory=list
     )
+    disk: Annotated[DiskMoves | None, since(9)] = None
 
 
 class StepOutcome(enum.StrEnum):
@@ -380,5 +417,13 @@ class StepResult(FencedWork, frozen=True):
     )
 
 
-FromWorker = WorkerHello | StepResult | Heartbeat | WorkerGoodbye
+class BlocksFetched(FencedWork, frozen=True):
+    """Ends what a step had a disk fetch, in the plan's order: whether each CPU block now holds its content. It comes
+    once, after the result of that step, for a step that is done and fetched anything."""
+
+    step_id: Count
+    found: Annotated[list[bool], Meta(max_length=MAX_FETCHED_BLOCKS)]
+
+
+FromWorker = WorkerHello | StepResult | BlocksFetched | Heartbeat | WorkerGoodbye
 ToWorker = WorkerWelcome | WorkerRefused | WorkerUnregistered | WorkerDismissed | StepPlan
