@@ -25,8 +25,8 @@ from typing import Final, Self
 from octavo.runtime.telemetry import optional
 from octavo.worker.kv_store.identity import NAME_BYTES, StoreIdentity
 from octavo.worker.kv_store.index import BlockIndex, Segment
-from octavo.worker.kv_store.room import KVStoreError, all_segments, locked, make_room, prepare
-from octavo.worker.kv_store.segment import Payload, SegmentLayout, SegmentWriter, opened, read_block
+from octavo.worker.kv_store.room import KVStoreError, all_segments, locked, make_room, prepare, remove
+from octavo.worker.kv_store.segment import Payload, SegmentLayout, SegmentWriter, opened, read_block, segment_files
 
 _log = logging.getLogger(__name__)
 
@@ -67,8 +67,8 @@ class StoreStats:
 
     Reads end as `found`, `missed`, `damaged` (the checksum was wrong, and the block is forgotten), `failed` (the disk
     said so) or `refused` (the queue was full). Writes end as `written`, `kept` (it was there), `dropped` (the queue was
-    full), `resting` (soon after a failure) or `unwritten` (the disk said so). `renewed` counts reads of which the block
-    was to be written once more, `evicted` the segments that this process removed.
+    full), `resting` (soon after a failure), `forgotten` (by a `clear`) or `unwritten` (the disk said so). `renewed`
+    counts reads of which the block was to be written once more, `evicted` the segments that this process removed.
     """
 
     blocks: int
@@ -119,8 +119,10 @@ class KVStore:
         self._done: deque[Ticket] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # Writes. A copy of a payload waits in one of a few buffers, which are made when they are first needed.
-        self._writes: SimpleQueue[tuple[bytes, bytearray] | None] = SimpleQueue()
+        self._writes: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._queued: set[bytes] = set()
+        # The calls of `clear`, and how many of them the disk has followed: until all, nothing is found or written.
+        self._clears = self._cleared = 0
         self._idle = threading.Condition(self._lock)
         self._spare: list[bytearray] = []
         self._num_unmade = max(2, limits.write_bytes // identity.block_bytes)
@@ -170,6 +172,10 @@ class KVStore:
     def write(self, name: bytes, payload: Payload) -> bool:
         """Copies the payload, to be written soon, and returns whether the block is there or will be, unless the disk
         fails; False if too much waits for the disk, or it has just failed."""
+        return self._keep(name, payload, None)
+
+    def _keep(self, name: bytes, payload: Payload, read_at: int | None) -> bool:
+        """Keeps a payload as `write` does, unless it was read here after `read_at` clears and there was one since."""
         view = memoryview(payload).cast("B")
         if view.nbytes != self._block_bytes or len(name) != NAME_BYTES:
             raise ValueError(
@@ -178,11 +184,13 @@ class KVStore:
             )
         # What is held to be there another process may have removed.
         self._refresh_soon()
-        is_young = self._index.has_young(name)
+        is_young = self._is_cleared and self._index.has_young(name)
         with self._lock:
             if is_young or name in self._queued:
                 self._counts["kept"] += 1
                 return True
+            if read_at not in (None, self._clears):
+                return False
             if self._is_closing or time.monotonic() < self._rests_until:
                 self._counts["resting"] += 1
                 return False
@@ -195,9 +203,20 @@ class KVStore:
                 self._counts["dropped"] += 1
                 return False
             self._queued.add(name)
+            clears = self._clears
         copy[:] = view
-        self._writes.put((name, copy))
+        self._writes.put(lambda: self._run_write(name, copy, clears))
         return True
+
+    def clear(self) -> None:
+        """Forgets all blocks of this identity, at once, and has their segments removed, soon: for other processes too.
+        What was to be written is not. Where the disk fails, nothing is found or written until it has been done."""
+        with self._lock:
+            if self._is_closing:
+                return
+            self._clears += 1
+            self._queued.clear()
+        self._writes.put(self._clear)
 
     def poll(self) -> list[Ticket]:
         """Returns the reads that have ended since the last call."""
@@ -216,7 +235,7 @@ class KVStore:
     def flush(self, timeout_s: float) -> bool:
         """Waits until nothing waits to be written, and returns whether that is so."""
         with self._idle:
-            return self._idle.wait_for(lambda: not self._queued, timeout_s)
+            return self._idle.wait_for(lambda: not self._queued and self._is_cleared, timeout_s)
 
     def stats(self) -> StoreStats:
         with self._lock:
@@ -251,6 +270,10 @@ class KVStore:
     def _block_bytes(self) -> int:
         return self._layout.identity.block_bytes
 
+    @property
+    def _is_cleared(self) -> bool:
+        return self._cleared == self._clears
+
     def _count(self, what: str, count: int = 1) -> None:
         with self._lock:
             self._counts[what] += count
@@ -277,7 +300,8 @@ class KVStore:
                 os.eventfd_write(self._wake, 1)
 
     def _read(self, name: bytes, buffer: memoryview) -> bool:
-        found = self._index.find(name)
+        clears = self._clears
+        found = self._index.find(name) if self._is_cleared else None
         if found is None:
             self._count("missed")
             return False
@@ -301,7 +325,7 @@ class KVStore:
             return False
         self._count("found")
         if not self._index.has_young(name):
-            self._count("renewed", self.write(name, buffer))
+            self._count("renewed", self._keep(name, buffer, clears))
         return True
 
     def _refresh_soon(self) -> None:
@@ -335,16 +359,42 @@ class KVStore:
 
     def _run_writes(self) -> None:
         while (job := self._writes.get()) is not None:
-            name, payload = job
-            if time.monotonic() < self._rests_until:
-                self._count("resting")
-            else:
-                self._write(name, payload)
-            with self._idle:
-                self._queued.discard(name)
-                self._spare.append(payload)
-                self._idle.notify_all()
+            job()
         self._end_segment()
+
+    def _run_write(self, name: bytes, payload: bytearray, clears: int) -> None:
+        is_forgotten = clears < self._clears
+        if is_forgotten:
+            self._count("forgotten")
+        elif time.monotonic() < self._rests_until:
+            self._count("resting")
+        else:
+            if not self._is_cleared:
+                self._clear()
+            if self._is_cleared:
+                self._write(name, payload)
+        with self._idle:
+            if clears == self._clears:
+                self._queued.discard(name)
+            self._spare.append(payload)
+            self._idle.notify_all()
+
+    def _clear(self) -> None:
+        clears = self._clears
+        self._end_segment()
+        try:
+            with locked(self._directory), self._refreshing:
+                for file in segment_files(self._directory / self._layout.identity.directory_name):
+                    remove(file)
+                    self._index.drop(file.path)
+        except Exception as error:
+            self._rests_until = time.monotonic() + self._limits.rest_s
+            consequence = "what was to be forgotten is not found, and none is written until it can be removed"
+            self._failed("unwritten", optional.KV_DISK_WRITES, error, consequence)
+            return
+        with self._idle:
+            self._cleared = clears
+            self._idle.notify_all()
 
     def _write(self, name: bytes, payload: bytearray) -> None:
         try:
