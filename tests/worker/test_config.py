@@ -1,5 +1,6 @@
 """Settings that cannot be meant are refused with what to do instead."""
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -62,6 +63,10 @@ def configure(**changes: Any) -> WorkerConfig:
         ({"swap_memory": -1}, "swap_memory is -1; it must be at least 0"),
         ({"num_cpu_blocks": -1}, "at least 0"),
         ({"threads": -1}, "at least 1"),
+        ({"kv_mirror": True}, "name a directory with --kv-disk"),
+        ({"kv_disk": Path("kv"), "swap_memory": 0}, "give --swap-memory more than 0"),
+        ({"kv_disk": Path("kv"), "swap_memory": 1, "num_cpu_blocks": 0}, "give --swap-memory more than 0"),
+        ({"kv_disk": Path("kv"), "tp": 2}, "keep no KV blocks on a disk yet; drop --kv-disk, or --tp"),
         ({"max_model_len": 0}, "at least 1"),
         ({"device": "fake", "kv_cache_memory": 1 << 20}, "give the number of blocks"),
         ({"device": "fake", "swap_memory": 1 << 20}, "give the number of blocks"),

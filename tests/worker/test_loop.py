@@ -15,14 +15,18 @@ from pathlib import Path
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from msgspec.structs import replace
 
 from octavo.runtime.models.directory import fingerprint
 from octavo.testbed.tiny_model import write_byte_model
 from octavo.testing.fakes.scripted_scheduler import ScriptedScheduler, scripted_scheduler
 from octavo.testing.metrics import told
-from octavo.testing.oracles.worker_plans import EPOCH, plan, sampling, start, work
+from octavo.testing.oracles.worker_plans import EPOCH, moves, plan, sampling, start, work
 from octavo.wire.steps import (
+    BlockContent,
     BlockMoves,
+    BlocksFetched,
+    DiskMoves,
     FromWorker,
     Heartbeat,
     SampledToken,
@@ -268,6 +272,79 @@ def test_a_step_under_way_is_answered_before_the_goodbye(place: Place, tmp_path:
     assert isinstance(result, StepResult)
     assert (result.step_id, result.outcome) == (1, StepOutcome.DONE)
     assert isinstance(goodbye, WorkerGoodbye)
+
+
+def kept_blocks() -> list[BlockContent]:
+    return [BlockContent(bytes([number]) * 32, 0, number) for number in (1, 2)]
+
+
+def test_a_killed_workers_blocks_are_fetched_by_the_next(place: Place) -> None:
+    prompt = list(range(40, 80))
+    [token] = expected_tokens(prompt, sampling(), 0, 1, FakeVocabulary.read(place.model))
+    flags = ("--kv-disk", str(place.directory / "kv"), "--kv-disk-memory", "64MiB", "--kv-mirror")
+    with scripted_scheduler(place.endpoint) as scheduler:
+        with place.worker(*flags) as process:
+            incarnation = welcome(scheduler)
+            filled = plan(1, starts=[start(5, prompt)], work=[work(5, 40, [1, 2, 3])], incarnation=incarnation)
+            scheduler.send(filled)
+            scheduler.send(replace(plan(2, incarnation=incarnation), disk=DiskMoves(store=kept_blocks())))
+            # A fetch tells whether they have been written; until then it finds nothing.
+            found, step_id = [False], 2
+            while not all(found):
+                step_id += 1
+                asked = plan(step_id, incarnation=incarnation)
+                scheduler.send(replace(asked, disk=DiskMoves(fetch=kept_blocks())))
+                result = scheduler.wait_for(StepResult)
+                while result.step_id != step_id:
+                    result = scheduler.wait_for(StepResult)
+                fetched = scheduler.wait_for(BlocksFetched)
+                assert fetched.step_id == step_id
+                found = fetched.found
+            process.kill()
+            process.wait(60)
+        with place.worker(*flags) as process:
+            hello = scheduler.wait_for(WorkerHello)
+            while hello.incarnation == incarnation:
+                hello = scheduler.wait_for(WorkerHello)
+            assert hello.kv_disk is not None
+            assert (hello.kv_disk.mirror, hello.kv_disk.block_read_s > 0) == (True, True)
+            scheduler.send(WorkerWelcome(EPOCH))
+            incarnation = hello.incarnation
+            scheduler.send(replace(plan(1, incarnation=incarnation), disk=DiskMoves(fetch=kept_blocks())))
+            assert scheduler.wait_for(BlocksFetched).found == [True, True]
+            resumed = plan(
+                2,
+                incarnation=incarnation,
+                moves=moves(swap_in=[(1, 10), (2, 11)]),
+                starts=[start(5, prompt, num_computed=32)],
+                work=[work(5, 8, [10, 11, 12])],
+            )
+            scheduler.send(resumed)
+            assert scheduler.wait_for(StepResult).sampled == [SampledToken(5, token)]
+            process.send_signal(signal.SIGTERM)
+            scheduler.wait_for(Heartbeat)
+            scheduler.send(WorkerDismissed(EPOCH))
+            assert process.wait(60) == 0
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (place.directory / "kv").rglob("*"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["--kv-disk", "kv", "--num-cpu-blocks", "0"], "there are none; give --swap-memory more than 0, or drop"),
+        (["--kv-disk", "open"], "must be a directory of this user with mode 700, not 755"),
+        (["--kv-disk", "kv", "--kv-disk-memory", "1KiB"], "1,024 bytes are too few for KV blocks"),
+        (["--kv-mirror"], "name a directory with --kv-disk"),
+    ],
+)
+def test_a_disk_that_cannot_be_used_ends_the_worker_at_its_start_with_the_reason(
+    place: Place, flags: list[str], why: str
+) -> None:
+    (place.directory / "open").mkdir(mode=0o755)
+    with place.worker(*flags) as process:
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert why in " ".join(said.split())
 
 
 class HangingRunner(SignallingRunner):

@@ -1,5 +1,6 @@
 """What a worker counts of its steps, and what traces tell of its sequences."""
 
+import select
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -13,7 +14,9 @@ from octavo.testing.fakes.otlp_collector import Collector, otlp_collector
 from octavo.testing.fakes.spoilable import SpoilableRunner
 from octavo.testing.metrics import told
 from octavo.testing.oracles.worker_plans import EPOCH, INCARNATION, plan, start, work
-from octavo.wire.steps import SequenceFork, SequenceStart, StepPlan, StepTimes, WorkerWelcome
+from octavo.wire.steps import BlockContent, KVDisk, SequenceFork, SequenceStart, StepPlan, StepTimes, WorkerWelcome
+from octavo.worker.block_disk import BlockDisk
+from octavo.worker.kv_store.store import KVStore
 from octavo.worker.metrics import WorkerMetrics
 from octavo.worker.protocol import WorkerProtocol
 
@@ -141,3 +144,25 @@ def test_a_new_incarnation_ends_every_span(worker: Worker, collector: Collector)
     worker.protocol.reset()
     tracing.close()
     assert len(collector.wait_for(1)) == 1
+
+
+def test_a_disk_is_told_of_by_what_became_of_blocks(worker: Worker, tmp_path: Path) -> None:
+    assert not any("disk" in name for name in worker.told())
+    runner = worker.runner
+    identity, content = runner.kv_identity, BlockContent(bytes([7]) * 32, 0, 0)
+    with KVStore(tmp_path / "kv", 1 << 30, identity) as store:
+        disk = BlockDisk(store, KVDisk(), identity.block_bytes, runner.fill_cpu_block)
+        worker.metrics.loaded("w0", runner, disk)
+        for _ in range(2):
+            disk.store([content], [bytes(identity.block_bytes)])
+            assert store.flush(60)
+        disk.fetch(1, [BlockContent(bytes([8]) * 32, 0, 0)])
+        assert select.select([disk], [], [], 60)[0]
+        assert disk.fetched() == [(1, [False])]
+        found = told(worker.metrics, "end")
+        assert {name: value for name, value in found.items() if "disk" in name} == {
+            "octavo_worker_disk_kv_blocks": 1,
+            "octavo_worker_disk_moves_total written": 1,
+            "octavo_worker_disk_moves_total kept": 1,
+            "octavo_worker_disk_moves_total missed": 1,
+        }

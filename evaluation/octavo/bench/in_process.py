@@ -31,8 +31,9 @@ from octavo.wire.requests import Delta, Deltas, Prefix, Rejected, Request
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import BlockMoves, StepPlan, WorkerHello
 from octavo.worker.fake.runner import FakeRunner
+from octavo.worker.kv_store.identity import StoreIdentity
 from octavo.worker.protocol import WorkerProtocol
-from octavo.worker.runner import LaunchedStep, Runner, StepOutput
+from octavo.worker.runner import BlockCopies, LaunchedStep, Payload, Runner, StepOutput
 from octavo.worker.sequences import WorkItem
 
 
@@ -64,6 +65,16 @@ class ObservedRunner:
 
     def forget(self, sequence_ids: Iterable[int]) -> None:
         self._runner.forget(sequence_ids)
+
+    @property
+    def kv_identity(self) -> StoreIdentity:
+        return self._runner.kv_identity
+
+    def read_blocks(self, block_ids: Sequence[int]) -> BlockCopies:
+        return self._runner.read_blocks(block_ids)
+
+    def fill_cpu_block(self, block_id: int, payload: Payload) -> None:
+        self._runner.fill_cpu_block(block_id, payload)
 
     def take_steps(self) -> list[StepRows]:
         steps, self.steps = self.steps, []

@@ -80,6 +80,9 @@ class NotingStream:
         yield
         self._machine.active = outer
 
+    def finish(self) -> None:
+        raise AssertionError("no test waits for a stream")
+
     def give(self, reads: set[Place], writes: set[Place], run: Callable[[], object]) -> Op:
         op = Op(self._before, frozenset(reads), frozenset(writes), run)
         self._before |= 1 << len(self._machine.ops)

@@ -4,14 +4,16 @@ import os
 import re
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from octavo.runtime.options.common import INSECURE_METRICS, METRICS_LISTEN, OTLP_ENDPOINT
-from octavo.runtime.options.option import DirectoryPath, Option, Real
+from octavo.runtime.options.option import DirectoryPath, Option, Parsed, Real
 from octavo.runtime.transport.curve_keys import ClientKeys
 from octavo.runtime.transport.endpoints import check_endpoint, check_metrics
-from octavo.worker.model_settings import ConfigError, ModelSettings
+from octavo.worker.model_settings import MEMORY, ConfigError, ModelSettings
 
+DEFAULT_KV_DISK_MEMORY = 20 << 30
 # It becomes part of a file name and of log lines.
 _WORKER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -47,6 +49,32 @@ class WorkerConfig(ModelSettings):
             " --preemption measured and --speculation auto.",
         ),
     ] = True
+    kv_disk: Annotated[
+        Path | None,
+        Option(
+            "--kv-disk",
+            "Directory of this user alone in which to keep KV blocks beyond the worker's life, for any worker of the"
+            " same model on this machine; needs CPU memory for blocks (--swap-memory).",
+            Parsed(Path, "DIRECTORY"),
+        ),
+    ] = None
+    kv_disk_memory: Annotated[
+        int,
+        Option(
+            "--kv-disk-memory",
+            "What KV blocks may take in --kv-disk, of all workers together: bytes, or with MiB, GiB or TiB.",
+            MEMORY,
+            default="20GiB",
+        ),
+    ] = DEFAULT_KV_DISK_MEMORY
+    kv_mirror: Annotated[
+        bool,
+        Option(
+            "--kv-mirror",
+            "Write what running requests fill to --kv-disk as well, so that they go on elsewhere on this machine if"
+            " this worker is killed.",
+        ),
+    ] = False
     health_address: Annotated[
         str,
         Option(
@@ -84,7 +112,21 @@ class WorkerConfig(ModelSettings):
             check_metrics(self.metrics_listen, insecure=self.insecure_metrics)
         if not _WORKER_ID.fullmatch(self.worker_id):
             raise ConfigError(f"worker id {self.worker_id!r} must be 1 to 128 letters, digits, '.', '_' or '-'")
+        self._check_kv_disk()
         ModelSettings.__post_init__(self)
+
+    def _check_kv_disk(self) -> None:
+        if self.kv_disk is None:
+            if self.kv_mirror:
+                raise ConfigError("--kv-mirror writes KV blocks to a disk; name a directory with --kv-disk")
+            return
+        if self.tp > 1:
+            raise ConfigError("ranks that share a model keep no KV blocks on a disk yet; drop --kv-disk, or --tp")
+        if (self.swap_memory if self.num_cpu_blocks is None else self.num_cpu_blocks) == 0:
+            raise ConfigError(
+                "KV blocks come from a disk by way of blocks in CPU memory, and there are none; give --swap-memory more"
+                " than 0, or drop --kv-disk"
+            )
 
 
 def default_worker_id() -> str:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from octavo.runtime.telemetry.numbers import SHORT_S, SIZES, Histogram, Tally, counter, gauge
+from octavo.runtime.telemetry.numbers import SHORT_S, SIZES, Histogram, Tally, counter, counters, gauge
 from octavo.wire.steps import FailureReason, StepOutcome, StepPlan, StepResult
+from octavo.worker.block_disk import BlockDisk
 from octavo.worker.runner import Runner
 
 
@@ -22,13 +23,15 @@ class WorkerMetrics(Collector):
         self._answered_at = clock()
         self._about: dict[str, str] = {}
         self._blocks = self._cpu_blocks = 0
+        self._disk: BlockDisk | None = None
         self._sequences = self._tokens = 0
         self._outcomes, self._failures = Tally(*StepOutcome), Tally(*FailureReason)
         self._stages = Tally("prepare", "model", "sample")
         self._step_s, self._step_tokens = Histogram(SHORT_S), Histogram(SIZES)
 
-    def loaded(self, worker_id: str, runner: Runner) -> None:
-        """Records the model and the sizes of the loaded `runner`."""
+    def loaded(self, worker_id: str, runner: Runner, disk: BlockDisk | None = None) -> None:
+        """Records the model and the sizes of the loaded `runner`, and its disk if there is one."""
+        self._disk = disk
         model = runner.model
         self._blocks, self._cpu_blocks = runner.num_blocks, runner.num_cpu_blocks
         self._about = {"worker": worker_id, "device": runner.device, "model": model.name, "dtype": model.dtype}
@@ -58,6 +61,11 @@ class WorkerMetrics(Collector):
             yield gauge("octavo_worker_model_info", "Always 1; the labels say what is computed where.", 1, about)
         yield gauge("octavo_worker_kv_blocks", "KV blocks on the device.", self._blocks)
         yield gauge("octavo_worker_cpu_kv_blocks", "KV blocks in CPU memory to swap to.", self._cpu_blocks)
+        if self._disk is not None:
+            stats = self._disk.stats()
+            yield gauge("octavo_worker_disk_kv_blocks", "KV blocks on the disk that this model can use.", stats.blocks)
+            ends = [((end,), float(count)) for end, count in sorted(stats.counts.items())]
+            yield counters("octavo_worker_disk_moves", "Blocks read and written, by how it ended.", ["end"], ends)
         yield gauge("octavo_worker_sequences", "Sequences held, after the last step.", self._sequences)
         yield self._outcomes.family("octavo_worker_steps", "Steps answered, by how they ended.", "outcome")
         yield self._failures.family("octavo_worker_failed_sequences", "Sequences that could not go on.", "reason")

@@ -9,6 +9,8 @@ from octavo.wire.base import SCHEMA_VERSION
 from octavo.wire.codec import decode_from_worker, encode
 from octavo.wire.costs import StepCosts
 from octavo.wire.steps import (
+    BlockContent,
+    BlocksFetched,
     FromWorker,
     Heartbeat,
     Predecessor,
@@ -25,10 +27,12 @@ from octavo.wire.steps import (
     WorkerUnregistered,
     WorkerWelcome,
 )
-from octavo.worker.runner import DoneStep, LaunchedStep, Runner, StepOutput
+from octavo.worker.block_disk import BlockDisk
+from octavo.worker.runner import BlockCopies, DoneStep, LaunchedStep, Runner, StepOutput
 from octavo.worker.sequence_table import SequenceTable, members_of
 from octavo.worker.sequences import WorkItem
 from octavo.worker.step.failures import is_out_of_memory, release_memory
+from octavo.worker.step.plan_checks import PlanError
 
 logger = logging.getLogger(__name__)
 
@@ -42,12 +46,14 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class _Launched:
-    """A plan under way: its step, and the sequences that had `failed` before it was launched."""
+    """A plan under way: its step, the sequences that had `failed` before it was launched, and the copies of blocks that
+    are to be stored once it is done."""
 
     plan: StepPlan
     items: list[WorkItem]
     step: LaunchedStep
     failed: dict[int, SequenceFailure]
+    copies: BlockCopies | None
 
 
 class WorkerProtocol:
@@ -64,11 +70,13 @@ class WorkerProtocol:
         draw_incarnation: Callable[[], int],
         costs: StepCosts | None = None,
         predecessor: Predecessor | None = None,
+        disk: BlockDisk | None = None,
     ) -> None:
         self._worker_id = worker_id
         self._runner = runner
         self._costs = costs
         self._predecessor = predecessor
+        self._disk = disk
         self._draw_incarnation = draw_incarnation
         self._table = SequenceTable(
             vocab_size=runner.model.vocab_size,
@@ -81,6 +89,8 @@ class WorkerProtocol:
         )
         self._launched: deque[_Launched] = deque()
         self._answers: deque[StepResult] = deque()
+        # By step, what is to be fetched once the scheduler knows that the step is done.
+        self._to_fetch: dict[int, list[BlockContent]] = {}
         self.incarnation = self.process = draw_incarnation()
         self.epoch: int | None = None
         # The loop sets `draining`, so that beats say that this worker is to end; `dismissed` tells that the scheduler
@@ -138,7 +148,23 @@ class WorkerProtocol:
         """Returns the result of the oldest unanswered plan and waits until it is done. It needs `busy`."""
         if not self._answers:
             self._finish()
-        return self._answers.popleft()
+        result = self._answers.popleft()
+        if self._disk is not None and (contents := self._to_fetch.pop(result.step_id, None)):
+            self._disk.fetch(result.step_id, contents)
+        return result
+
+    def fileno(self) -> int | None:
+        """Returns a descriptor that is readable while `fetched` has something to do, or None without a disk."""
+        return None if self._disk is None else self._disk.fileno()
+
+    def fetched(self) -> list[BlocksFetched]:
+        """Takes what the disk has read since the last call; returns the answers of the steps that it is all of."""
+        if self._disk is None:
+            return []
+        done = self._disk.fetched()
+        if self.epoch is None:
+            return []
+        return [BlocksFetched(self.epoch, self.incarnation, step_id, found) for step_id, found in done]
 
     def goodbye(self) -> WorkerGoodbye | None:
         """Returns the last message of a registered worker, or None if no scheduler knows this worker."""
@@ -151,6 +177,9 @@ class WorkerProtocol:
         """
         self._launched.clear()
         self._answers.clear()
+        self._to_fetch.clear()
+        if self._disk is not None:
+            self._disk.forget()
         self._table.clear()
         self.incarnation = self._draw_incarnation()
         self.epoch = None
@@ -175,6 +204,7 @@ class WorkerProtocol:
             costs=self._costs,
             predecessor=self._predecessor,
             draft_model=runner.draft_model,
+            kv_disk=None if self._disk is None else self._disk.description,
         )
 
     def _welcome(self, epoch: int) -> None:
@@ -194,8 +224,12 @@ class WorkerProtocol:
         # A runner whose steps are done at once thus never meets a pending token.
         while self._launched and self._launched[0].step.ready():
             self._finish()
-        if self._skips(plan) or self._table.must_know(plan):
+        clears = self._disk is not None and plan.disk is not None and plan.disk.clear
+        if clears or self._skips(plan) or self._table.must_know(plan):
             self._finish_all()
+        if self._disk is not None and clears:
+            # Whatever becomes of the plan: to forget once more than needed costs nothing that is right.
+            self._disk.clear()
         if self._skips(plan):
             self._answers.append(self._skip(plan))
             return
@@ -212,9 +246,26 @@ class WorkerProtocol:
     def _launch(self, plan: StepPlan) -> None:
         items = self._table.apply(plan)
         failed = self._table.failures(plan)
-        step = self._runner.launch(plan.moves, items) if plan.moves or items else DoneStep(_NO_OUTPUT)
+        copies = self._copies(plan)
+        launches = plan.moves or items or copies
+        step = self._runner.launch(plan.moves, items) if launches else DoneStep(_NO_OUTPUT)
         self._table.begin(items)
-        self._launched.append(_Launched(plan, items, step, failed))
+        self._launched.append(_Launched(plan, items, step, failed, copies))
+
+    def _copies(self, plan: StepPlan) -> BlockCopies | None:
+        """Stores the blocks that the plan has stored, before anything writes to them; returns copies that are still on
+        their way."""
+        if plan.disk is None:
+            return None
+        if self._disk is None:
+            raise PlanError("a plan is for a worker with a disk; this one has none")
+        if not plan.disk.store:
+            return None
+        copies = self._runner.read_blocks([content.block_id for content in plan.disk.store])
+        if not copies.here:
+            return copies
+        self._disk.store(plan.disk.store, copies.payloads())
+        return None
 
     def _finish_all(self) -> None:
         while self._launched:
@@ -229,6 +280,7 @@ class WorkerProtocol:
         launched = self._launched.popleft()
         try:
             self._answers.append(self._complete(launched, launched.step.output()))
+            self._pass_to_disk(launched)
         except Exception as error:
             self._answers.append(self._fail(launched.plan, error))
             self._answers.extend(self._skip(later.plan) for later in self._launched)
@@ -245,6 +297,15 @@ class WorkerProtocol:
         failed = launched.failed | {failure.sequence_id: failure for failure in output.failed}
         reported = [failed[each] for each in members_of(launched.plan) if each in failed] if failed else []
         return _result(launched.plan, StepOutcome.DONE, output, failed=reported)
+
+    def _pass_to_disk(self, launched: _Launched) -> None:
+        disk = launched.plan.disk
+        if self._disk is None or disk is None:
+            return
+        if launched.copies is not None:
+            self._disk.store(disk.store, launched.copies.payloads())
+        if disk.fetch:
+            self._to_fetch[launched.plan.step_id] = disk.fetch
 
     def _fail(self, plan: StepPlan, error: Exception) -> StepResult:
         """Answers a failed `plan`. The scheduler recomputes its sequences; the worker and its other sequences live

@@ -1,6 +1,6 @@
 """The interface between the worker's loop and the model: a runner computes steps and returns what they produced."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,7 +16,10 @@ from octavo.wire.steps import (
     SequenceFailure,
     StepTimes,
 )
+from octavo.worker.kv_store.identity import StoreIdentity
 from octavo.worker.sequences import WorkItem
+
+Payload = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,18 @@ class DoneStep:
         return self.result
 
 
+@dataclass(frozen=True)
+class BlockCopies:
+    """The bytes of some device blocks, as they are before the step that is launched next, in the order asked for.
+
+    Call `payloads` before that launch if they are `here`, else once that step's output has been taken. None stands for
+    a block whose content is not finite. There may be fewer than were asked for.
+    """
+
+    here: bool
+    payloads: Callable[[], Iterable[Payload | None]]
+
+
 class Runner(Protocol):
     """A model with its paged KV cache of `num_blocks` device blocks and `num_cpu_blocks` CPU blocks of `block_size`
     slots.
@@ -99,6 +114,9 @@ class Runner(Protocol):
     `DeviceLostError`.
 
     `execute` launches a step and waits for its output. `forget` names every sequence that will not be in a step again.
+
+    `kv_identity` says for whom the bytes of a block are of use, and how many they are. `read_blocks` copies device
+    blocks, and `fill_cpu_block` writes what it has copied into a CPU block, which no step that is under way may use.
     """
 
     model: ModelInfo
@@ -113,8 +131,15 @@ class Runner(Protocol):
     world_size: int
     draft_model: str | None
 
+    @property
+    def kv_identity(self) -> StoreIdentity: ...
+
     def launch(self, moves: BlockMoves, items: list[WorkItem]) -> LaunchedStep: ...
 
     def execute(self, moves: BlockMoves, items: list[WorkItem]) -> StepOutput: ...
 
     def forget(self, sequence_ids: Iterable[int]) -> None: ...
+
+    def read_blocks(self, block_ids: Sequence[int]) -> BlockCopies: ...
+
+    def fill_cpu_block(self, block_id: int, payload: Payload) -> None: ...

@@ -24,7 +24,7 @@ from octavo.wire.steps import (
 )
 from octavo.worker.runner import StepOutput
 from octavo.worker.sequences import PENDING_TOKEN, WorkerSequence, WorkItem
-from octavo.worker.step.plan_checks import PlanError, check_block_ids, check_distinct, check_moves
+from octavo.worker.step.plan_checks import PlanError, check_block_ids, check_disk, check_distinct, check_moves
 
 
 class SequenceTable:
@@ -71,6 +71,14 @@ class SequenceTable:
         Raises `PlanError` on any other contradiction; the caller then discards the plan.
         """
         check_moves(plan.moves, num_blocks=self._num_blocks, num_cpu_blocks=self._num_cpu_blocks)
+        if plan.disk is not None:
+            check_disk(
+                plan.disk,
+                plan.moves,
+                num_blocks=self._num_blocks,
+                num_cpu_blocks=self._num_cpu_blocks,
+                num_groups=len(self._kv_groups),
+            )
         self._forget(plan.forget)
         for start in plan.starts:
             self._start(start)

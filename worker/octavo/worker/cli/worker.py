@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -18,10 +18,12 @@ from octavo.runtime.transport.curve_keys import read_client_keys
 from octavo.runtime.transport.endpoints import EndpointError, default_endpoint, runtime_directory
 from octavo.wire.codec import WireError
 from octavo.wire.costs import StepCosts
+from octavo.worker.block_disk import BlockDisk, opened_disk
 from octavo.worker.config import WorkerConfig, default_worker_id
 from octavo.worker.health import Liveness, health_server
+from octavo.worker.kv_store.room import KVStoreError
 from octavo.worker.loop import serve
-from octavo.worker.make_runner import describe, one_line, with_runner
+from octavo.worker.make_runner import UnusableError, describe, one_line, with_runner
 from octavo.worker.metrics import WorkerMetrics
 from octavo.worker.model_settings import ConfigError
 from octavo.worker.process import LastWords
@@ -59,18 +61,37 @@ def _serve(
     on_beat: Callable[[], None],
 ) -> None:
     say(describe(runner, exact=config.exact))
-    metrics.loaded(config.worker_id, runner)
-    serve(
-        runner,
-        worker_id=config.worker_id,
-        endpoint=config.endpoint,
-        liveness=liveness,
-        keys=config.curve_keys,
-        costs=_measured_costs(runner, config),
-        metrics=metrics,
-        on_beat=on_beat,
-        drain_timeout_s=config.drain_timeout_s,
-        words=LastWords(runtime_directory() / f"{config.worker_id}-last-words"),
+    costs = _measured_costs(runner, config)
+    with _disk(runner, config) as disk:
+        metrics.loaded(config.worker_id, runner, disk)
+        serve(
+            runner,
+            worker_id=config.worker_id,
+            endpoint=config.endpoint,
+            liveness=liveness,
+            keys=config.curve_keys,
+            costs=costs,
+            metrics=metrics,
+            on_beat=on_beat,
+            drain_timeout_s=config.drain_timeout_s,
+            words=LastWords(runtime_directory() / f"{config.worker_id}-last-words"),
+            disk=disk,
+        )
+
+
+def _disk(runner: Runner, config: WorkerConfig) -> AbstractContextManager[BlockDisk | None]:
+    """Returns the disk that the settings name, to be opened; one of None if they name none."""
+    if config.kv_disk is None:
+        return nullcontext()
+    if not runner.num_cpu_blocks:
+        raise UnusableError(
+            "KV blocks come from a disk by way of blocks in CPU memory, and there is no room for one: give more with"
+            " --swap-memory, or drop --kv-disk"
+        )
+    return opened_disk(
+        *(config.kv_disk, config.kv_disk_memory, runner.kv_identity, runner.fill_cpu_block),
+        mirror=config.kv_mirror,
+        measures=config.calibrate,
     )
 
 
@@ -79,6 +100,8 @@ def _explained(config: WorkerConfig) -> Iterator[None]:
     """Says what has ended the worker on one line."""
     try:
         yield
+    except KVStoreError as error:
+        raise UnusableError(one_line(error)) from error
     except (EndpointError, MetricsError) as error:
         raise click.ClickException(str(error)) from error
     except WireError as error:

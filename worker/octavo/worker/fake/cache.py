@@ -46,6 +46,18 @@ class FakeCache:
         skipped = start % size
         return content[skipped * self.slot_bytes : (skipped + end - start) * self.slot_bytes]
 
+    @property
+    def block_bytes(self) -> int:
+        return self.block_size * self.slot_bytes
+
+    def block(self, block_id: int) -> bytes:
+        """Returns what is in a device block."""
+        return self._device[block_id * self.block_size : (block_id + 1) * self.block_size].tobytes()
+
+    def fill_cpu(self, block_id: int, content: bytes) -> None:
+        """Puts what was in a block into a CPU block."""
+        self._cpu[block_id * self.block_size : (block_id + 1) * self.block_size] = array("i", content)
+
     def _blocks(self, table: list[int], start: int, end: int) -> list[int]:
         first, last = start // self.block_size, -(-end // self.block_size)
         blocks = table[first:last]

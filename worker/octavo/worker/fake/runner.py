@@ -35,7 +35,8 @@ from octavo.worker.fake.config import read_eos_token_ids, read_positive
 from octavo.worker.fake.distribution import FakeDistribution, NoTokenLeftError, settings_digest
 from octavo.worker.fake.draft_model import FakeDraftModel
 from octavo.worker.fake.faults import FakeFault, FakeFaults
-from octavo.worker.runner import DoneStep, StepOutput
+from octavo.worker.kv_store.identity import StoreIdentity
+from octavo.worker.runner import BlockCopies, DoneStep, Payload, StepOutput
 from octavo.worker.sampling.grammars import Grammars
 from octavo.worker.sequences import Chooser, WorkerSequence, WorkItem
 from octavo.worker.step.failures import bad_grammar, no_token_left, not_finite
@@ -246,9 +247,11 @@ class FakeRunner:
         self.kv_groups = [KVGroup(window) for window in windows]
         self.draft_model = draft_model
         self._draft: FakeDraftModel | None = None
+        self._draft_caches: list[FakeCache] = []
         if draft_model is not None:
             cache = FakeCache(num_blocks=num_blocks, num_cpu_blocks=num_cpu_blocks, block_size=block_size)
             self._draft = FakeDraftModel(draft_model, draft_hit_rate, self._vocabulary.size, cache, self.kv_groups)
+            self._draft_caches.append(cache)
             self.kv_bytes_per_token *= 2
 
     def launch(self, moves: BlockMoves, items: list[WorkItem]) -> DoneStep:
@@ -256,6 +259,25 @@ class FakeRunner:
 
     def forget(self, sequence_ids: Iterable[int]) -> None:
         """Does nothing: the fake runner keeps nothing of a sequence."""
+
+    @property
+    def _caches(self) -> list[FakeCache]:
+        return [self._cache, *self._draft_caches]
+
+    @property
+    def kv_identity(self) -> StoreIdentity:
+        num_bytes = sum(cache.block_bytes for cache in self._caches)
+        what = f"{self.model.fingerprint} {self.draft_model or ''}".strip()
+        return StoreIdentity(what, self.kv_cache_dtype, "tokens", "fake", self.block_size, num_bytes)
+
+    def read_blocks(self, block_ids: Sequence[int]) -> BlockCopies:
+        return BlockCopies(True, lambda: (b"".join(cache.block(each) for cache in self._caches) for each in block_ids))
+
+    def fill_cpu_block(self, block_id: int, payload: Payload) -> None:
+        rest = bytes(payload)
+        for cache in self._caches:
+            cache.fill_cpu(block_id, rest[: cache.block_bytes])
+            rest = rest[cache.block_bytes :]
 
     def execute(self, moves: BlockMoves, items: list[WorkItem]) -> StepOutput:
         began = time.monotonic_ns()

@@ -30,6 +30,9 @@ class DeviceStream(Protocol):
     def active(self) -> AbstractContextManager[Any]:
         """Returns a context within which work is given to this stream."""
 
+    def finish(self) -> None:
+        """Waits until all work given so far is done."""
+
 
 class CudaStream:
     """Wraps the CUDA stream that `find` returns at each call."""
@@ -46,6 +49,9 @@ class CudaStream:
     def active(self) -> AbstractContextManager[Any]:
         return torch.cuda.stream(self._find())
 
+    def finish(self) -> None:
+        self._find().synchronize()
+
 
 class NullStream:
     """A stream whose work is done at once, as on a CPU."""
@@ -58,6 +64,9 @@ class NullStream:
 
     def active(self) -> AbstractContextManager[Any]:
         return nullcontext()
+
+    def finish(self) -> None:
+        """Does nothing: the work is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +142,10 @@ class BlockMover:
     def before_writing_any(self) -> None:
         """Makes `main` wait for all swap-outs under way."""
         self.before_writing(list(self._swap_outs))
+
+    def finish_swaps(self) -> None:
+        """Waits until no swap is under way, so that CPU blocks may be written from outside."""
+        self._side.finish()
 
     def _move_out(self, pairs: Pairs) -> None:
         with self._side.active():

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from octavo.kernels.backend import CacheShape
 from octavo.kernels.native.memory import zeros
 from octavo.wire.steps import BlockMoves
 from octavo.worker.gpu.swap import PinningError, pinned_zeros
+from octavo.worker.gpu.transfer import download, upload
 from octavo.worker.model_settings import ModelSettings
 from octavo.worker.models.decoder import LayerCache, ModelSizes
 from octavo.worker.step.block_mover import block_mover
@@ -144,6 +146,8 @@ class KVCache:
         with _room_for(layout, num_cpu_blocks, torch.device("cpu"), "--swap-memory"):
             cpu_blocks = _cpu_blocks(layout.shape(num_cpu_blocks, heads_first=heads_first), layout.dtype, device)
         self.num_cpu_blocks = len(cpu_blocks)
+        self.layout = layout
+        self._rows, self._cpu_rows = _rows(self._blocks), _rows(cpu_blocks)
         self._mover = block_mover(self._blocks, cpu_blocks)
         tokens_first = self._blocks.transpose(3, 4) if heads_first else self._blocks
         self.layers = _layer_caches(layout, tokens_first, scales)
@@ -169,6 +173,46 @@ class KVCache:
         if len(block_ids):
             self._mover.before_writing_any()
             self._blocks.index_fill_(0, block_ids, 0)
+
+    @property
+    def is_here(self) -> bool:
+        """Tells whether device blocks are in memory that this process reads itself."""
+        return self._blocks.device.type == "cpu"
+
+    def read(self, block_ids: Sequence[int]) -> list[Tensor]:
+        """Returns the bytes of device blocks, [bytes] uint8 each: the blocks themselves where they are `is_here`, else
+        copies, valid once the device has done what it was given so far."""
+        if self.is_here:
+            return [self._rows[block_id] for block_id in block_ids]
+        wanted = upload(np.array(block_ids, dtype=np.int64), self._blocks.device)
+        return list(download(self._rows.index_select(0, wanted)))
+
+    def fill(self, block_id: int, content: Tensor) -> None:
+        """Writes the bytes of a block into a CPU block, once no swap is under way."""
+        self._mover.finish_swaps()
+        self._cpu_rows[block_id].copy_(content)
+
+    def is_finite(self, content: Tensor) -> bool:
+        """Tells whether the bytes of a block are finite numbers all: of int8, its scales."""
+        bounds = (bound for part in self._floats(content) for bound in torch.aminmax(part))
+        return all(math.isfinite(float(bound)) for bound in bounds)
+
+    def _floats(self, content: Tensor) -> list[Tensor]:
+        layout = self.layout
+        if layout.dtype == torch.float8_e4m3fn:
+            return [content.view(layout.dtype).float()]
+        if layout.dtype != torch.int8:
+            return [content.view(layout.dtype)]
+        # Of each head, all codes come before all scales (`octavo.kernels.backend.int8_scale_bytes`).
+        heads = content.view(layout.layers_per_group, 2, layout.num_kv_heads, -1)
+        scales = heads[..., layout.block_size * layout.head_dim :]
+        keys, values = scales[:, 0].contiguous(), scales[:, 1, :, : 4 * layout.block_size].contiguous()
+        return [keys.view(torch.bfloat16), values.view(torch.float32)]
+
+
+def _rows(blocks: Tensor) -> Tensor:
+    """Returns the bytes of each block, [num_blocks, bytes]."""
+    return blocks.reshape(len(blocks), math.prod(blocks.shape[1:])).view(torch.uint8)
 
 
 def _device_blocks(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -9,7 +9,7 @@ those before. (He et al., "Defeating Nondeterminism in LLM Inference" (2025), on
 
 import logging
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from octavo.kernels.choice import AttentionChoice, choose_attention
+from octavo.kernels.native.build import source_hash
 from octavo.runtime.models.directory import fingerprint, model_name
 from octavo.wire.steps import BlockMoves, KVGroup, ModelInfo
+from octavo.worker.kv_store.identity import StoreIdentity
 from octavo.worker.loading.load_format import release_free_memory
 from octavo.worker.loading.weights import WeightsError
 from octavo.worker.model_settings import DTYPES, KV_CACHE_DTYPES, ModelSettings
@@ -29,9 +31,10 @@ from octavo.worker.models.fused import FusedLlama
 from octavo.worker.models.kernel_race import kernel_path
 from octavo.worker.models.llama import LlamaModel
 from octavo.worker.models.registry import load_model
-from octavo.worker.runner import LaunchedStep, StepOutput
+from octavo.worker.runner import BlockCopies, LaunchedStep, Payload, StepOutput
 from octavo.worker.sampling.grammars import Grammars
 from octavo.worker.sequences import WorkItem
+from octavo.worker.step.block_bytes import BlockBytes
 from octavo.worker.step.draft_model import DraftLayout, DraftModel, DraftModelError, LoadedDraft, check_tokenizers
 from octavo.worker.step.executor import Executor
 from octavo.worker.step.forward import PagedModel, Paging
@@ -123,7 +126,9 @@ class ModelRunner:
             self._make_cache(choice)
             self.grammars = Grammars(directory)
             self.paged_model = PagedModel(self._model, self._kv_cache, self._paging)
+            self._caches = [self._kv_cache]
             self.executor = self._make_executor(followers)
+            self._bytes = BlockBytes(self._caches)
         self.kernels = kernel_path(choice, self._model)
         self.kv_bytes_per_token = self._block_bytes * len(self.kv_groups) // self.block_size
         self.kv_cache_dtype = str(self._layout.dtype).removeprefix("torch.")
@@ -136,6 +141,7 @@ class ModelRunner:
             max_model_len=self._model.config.max_model_len,
             quantization=settings.quantization,
         )
+        self._draft_fingerprint = fingerprint(draft_directory, settings.load_format) if draft_directory else ""
 
     def _load(self, directory: Path) -> AttentionChoice:
         """Loads the model and compiles it where it can be; returns the attention that it takes."""
@@ -211,6 +217,7 @@ class ModelRunner:
             return None
         layout = self._draft.placed.layout
         cache = KVCache(layout, num_blocks=self.num_blocks, num_cpu_blocks=self.num_cpu_blocks, device=self._device)
+        self._caches.append(cache)
         return DraftModel(
             self._draft.model, self._draft.choice.attention, self._draft.placed, cache, self._paging, self.grammars
         )
@@ -238,7 +245,7 @@ class ModelRunner:
             scales=self._kv_scales,
         )
         # A host may refuse to pin memory for CPU blocks.
-        self.num_cpu_blocks = self._agreed(self._kv_cache.num_cpu_blocks)
+        self.num_cpu_blocks: int = self._agreed(self._kv_cache.num_cpu_blocks)
 
     @property
     def decoder(self) -> Decoder:
@@ -292,6 +299,33 @@ class ModelRunner:
     def forget(self, sequence_ids: Iterable[int]) -> None:
         """Lets go of what the device keeps of these sequences."""
         self.executor.forget(sequence_ids)
+
+    @property
+    def kv_identity(self) -> StoreIdentity:
+        """Names all that the last bits of keys and values may depend on, besides tokens."""
+        settings, model = self._settings, self.model
+        computed = (
+            f"{settings.numerics} {model.dtype} on {self._device.type}, {self.kernels} by"
+            f" {type(self._model).__name__}, {settings.model_impl}, {model.max_model_len} positions,"
+            f" dequantized {settings.dequantized}, torch {torch.__version__}, kernels {source_hash()[:16]}"
+        )
+        return StoreIdentity(
+            model=f"{model.fingerprint} {model.quantization} {self._draft_fingerprint}".strip(),
+            dtype=self.kv_cache_dtype,
+            layout=self._bytes.layout,
+            numerics=computed,
+            block_size=self.block_size,
+            block_bytes=self._bytes.num_bytes,
+            shard=f"{self._group.rank}/{self._group.size}",
+        )
+
+    def read_blocks(self, block_ids: Sequence[int]) -> BlockCopies:
+        """Copies device blocks of this rank as `octavo.worker.runner.Runner` says."""
+        return self._bytes.read(block_ids)
+
+    def fill_cpu_block(self, block_id: int, payload: Payload) -> None:
+        """Fills a CPU block of this rank with what `read_blocks` has copied."""
+        self._bytes.fill(block_id, payload)
 
 
 def _check_ranks(group: ShardGroup, identity: str, settings: ModelSettings) -> None:

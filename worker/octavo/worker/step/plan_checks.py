@@ -1,7 +1,7 @@
 """Checks of the block ids in a plan: an id out of range would name a neighbour's memory instead of raising."""
 
 from octavo.wire.base import NULL_BLOCK
-from octavo.wire.steps import BlockMove, BlockMoves
+from octavo.wire.steps import BlockContent, BlockMove, BlockMoves, DiskMoves
 
 
 class PlanError(Exception):
@@ -27,6 +27,28 @@ def _check_kind(kind: str, moves: list[BlockMove], num_sources: int, num_targets
             )
     if len({move.target for move in moves}) != len(moves):
         raise PlanError(f"{kind} moves two blocks to one")
+
+
+def check_disk(disk: DiskMoves, moves: BlockMoves, *, num_blocks: int, num_cpu_blocks: int, num_groups: int) -> None:
+    """Checks what a plan with these `moves` has the disk do. Raises `PlanError` on missing blocks and KV groups, and on
+    a CPU block that is fetched into twice, or that the plan moves as well."""
+    _check_contents("stores", disk.store, num_blocks, num_groups)
+    _check_contents("fetches into", disk.fetch, num_cpu_blocks, num_groups)
+    fetched = {content.block_id for content in disk.fetch}
+    if len(fetched) != len(disk.fetch):
+        raise PlanError("a plan fetches two blocks into one")
+    moved = {move.target for move in moves.swap_out} | {move.source for move in moves.swap_in}
+    if fetched & moved:
+        raise PlanError(f"a plan fetches into CPU blocks {sorted(fetched & moved)} that it moves")
+
+
+def _check_contents(kind: str, contents: list[BlockContent], num_blocks: int, num_groups: int) -> None:
+    for content in contents:
+        if content.block_id >= num_blocks or content.kv_group >= num_groups:
+            raise PlanError(
+                f"a plan {kind} block {content.block_id} of KV group {content.kv_group}; there are {num_blocks} blocks"
+                f" and {num_groups} groups"
+            )
 
 
 def check_block_ids(block_ids: list[int], num_blocks: int, window: int, name: str) -> None:

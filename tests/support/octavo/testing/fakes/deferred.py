@@ -1,13 +1,13 @@
 """A fake model on a device that is never in a hurry: what a step samples is not known when the next one is launched."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from octavo.testing.fakes.spoilable import SpoilableRunner
 from octavo.wire.steps import BlockMoves
-from octavo.worker.runner import StepOutput
+from octavo.worker.runner import BlockCopies, Payload, StepOutput
 from octavo.worker.sequences import PENDING_TOKEN, WorkerSequence, WorkItem
 
 
@@ -52,19 +52,36 @@ class DeferredRunner(SpoilableRunner):
         self.holds: set[int] = set()
         self.fails = False
         self._tokens: dict[int, int] = {}
+        self._to_copy: list[Callable[[], None]] = []
 
     def launch(self, moves: BlockMoves, items: list[WorkItem]) -> DeferredStep:  # type: ignore[override]
+        to_copy, self._to_copy = self._to_copy, []
         copies, fails, self.fails = [_copied(item) for item in items], self.fails, False
         self.holds.update(member.sequence_id for item in items for member in item.members)
         spoiled = self.to_spoil
         before = self.launched[-1] if self.launched else None
-        self.launched.append(DeferredStep(lambda: self._compute(moves, copies, spoiled, fails), before))
+        self.launched.append(DeferredStep(lambda: self._compute(moves, copies, spoiled, fails, to_copy), before))
         return self.launched[-1]
 
     def forget(self, sequence_ids: Iterable[int]) -> None:
         self.holds.difference_update(sequence_ids)
 
-    def _compute(self, moves: BlockMoves, items: list[WorkItem], spoiled: Collection[int], fails: bool) -> StepOutput:
+    def read_blocks(self, block_ids: Sequence[int]) -> BlockCopies:
+        payloads: list[Payload | None] = []
+        read = super().read_blocks
+        self._to_copy.append(lambda: payloads.extend(read(block_ids).payloads()))
+        return BlockCopies(False, lambda: payloads)
+
+    def _compute(
+        self,
+        moves: BlockMoves,
+        items: list[WorkItem],
+        spoiled: Collection[int],
+        fails: bool,
+        to_copy: list[Callable[[], None]],
+    ) -> StepOutput:
+        for copy in to_copy:
+            copy()
         if fails:
             raise RuntimeError("the device stumbled")
         for item in items:

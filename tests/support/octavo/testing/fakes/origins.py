@@ -16,3 +16,15 @@ class TracedCache(FakeCache):
     def move(self, moves: BlockMoves) -> None:
         super().move(moves)
         self.origins.move(moves)
+
+    @property
+    def block_bytes(self) -> int:
+        return 2 * super().block_bytes
+
+    def block(self, block_id: int) -> bytes:
+        return super().block(block_id) + self.origins.block(block_id)
+
+    def fill_cpu(self, block_id: int, content: bytes) -> None:
+        half = len(content) // 2
+        super().fill_cpu(block_id, content[:half])
+        self.origins.fill_cpu(block_id, content[half:])

@@ -1,0 +1,175 @@
+"""Blocks that leave a runner as bytes come back to it, or to another of the same kind, bit by bit, and only sound ones
+leave."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, Qwen3Config
+
+from octavo.testbed.models import fp32_runner, new_sequences, next_item, run_items, write_tiny_model
+from octavo.testbed.tiny_model import VOCAB_SIZE, write_byte_model
+from octavo.testing.native import loaded
+from octavo.wire.steps import BlockMove, BlockMoves
+from octavo.worker.kv_store.store import KVStore
+from octavo.worker.model_settings import ModelSettings
+from octavo.worker.runner import Payload
+from octavo.worker.step.model_runner import ModelRunner
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 300,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+FULL = LlamaConfig(**SIZES)
+WINDOWS = Qwen3Config(
+    **SIZES, use_sliding_window=True, sliding_window=40, layer_types=["sliding_attention", "full_attention"] * 2
+)
+PROMPT = [(7 * place) % 250 for place in range(50)]
+CACHES = ["float32", "bfloat16", "int8"]
+
+
+@pytest.fixture(scope="module", params=["full", "windows"])
+def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    write_tiny_model(directory, FULL if request.param == "full" else WINDOWS)
+    return directory
+
+
+def runner_of(directory: Path, cache: str = "float32", draft: Path | None = None) -> ModelRunner:
+    loaded()
+    options: dict[str, Any] = {"num_blocks": 64, "num_cpu_blocks": 32, "threads": 1, "block_size": 16}
+    if draft is None:
+        return fp32_runner(directory, kv_cache_dtype=cache, **options)
+    return ModelRunner(directory, ModelSettings(dtype="float32", **options), draft_directory=draft)
+
+
+def payloads(runner: ModelRunner, block_ids: Sequence[int]) -> list[bytes | None]:
+    copies = runner.read_blocks(block_ids)
+    assert copies.here
+    return [None if payload is None else bytes(payload) for payload in copies.payloads()]
+
+
+def logprobs_of_next(
+    runner: ModelRunner, num_cached: int = 0, kept: dict[tuple[int, int], Payload] | None = None
+) -> Any:
+    """Computes the prompt, after `num_cached` tokens whose blocks are `kept` by group and place; returns what it
+    says, and the sequence."""
+    [sequence] = new_sequences(runner, [PROMPT], 8)
+    sequence.sampling = type(sequence.sampling)(max_tokens=8, logprobs=20)
+    swaps = []
+    for cpu_block, ((group, place), payload) in enumerate((kept or {}).items()):
+        runner.fill_cpu_block(cpu_block, payload)
+        swaps.append(BlockMove(cpu_block, sequence.block_tables[group][place]))
+    sequence.num_computed = num_cached
+    run_items(runner, [], BlockMoves(swap_in=swaps))
+    if num_cached == 0:
+        run_items(runner, [next_item(sequence, 32)])
+    output = run_items(runner, [next_item(sequence, len(PROMPT) - 32)])
+    return output.sampled, sequence
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_a_new_runner_goes_on_from_blocks_that_another_left_on_a_disk_with_the_same_bits(
+    directory: Path, tmp_path: Path, cache: str
+) -> None:
+    first = runner_of(directory, cache)
+    wanted, sequence = logprobs_of_next(first)
+    names = {}
+    with KVStore(tmp_path / "kv", 1 << 30, first.kv_identity) as store:
+        for group, table in enumerate(sequence.block_tables):
+            for place, payload in zip(range(2), payloads(first, table[:2]), strict=True):
+                assert payload is not None
+                names[group, place] = bytes([group, place]) * 16
+                assert store.write(names[group, place], payload)
+        assert store.flush(60)
+    second = runner_of(directory, cache)
+    assert second.kv_identity == first.kv_identity
+    with KVStore(tmp_path / "kv", 1 << 30, second.kv_identity) as store:
+        buffers = [bytearray(second.kv_identity.block_bytes) for _ in names]
+        ticket = store.read(list(names.values()), buffers)
+        while not store.poll():
+            pass
+        assert all(ticket.found)
+    found, resumed = logprobs_of_next(second, 32, dict(zip(names, buffers, strict=True)))
+    assert found == wanted
+    for group, table in enumerate(sequence.block_tables):
+        assert payloads(second, resumed.block_tables[group][:3]) == payloads(first, table[:3])
+
+
+def test_other_blocks_would_give_other_bits(directory: Path) -> None:
+    runner = runner_of(directory)
+    wanted, sequence = logprobs_of_next(runner)
+    swapped: dict[tuple[int, int], Payload] = {}
+    for group, table in enumerate(sequence.block_tables):
+        first, second = payloads(runner, table[:2])
+        assert first is not None
+        assert second is not None
+        swapped |= {(group, 0): bytearray(second), (group, 1): bytearray(first)}
+    assert logprobs_of_next(runner, 32, swapped)[0] != wanted
+
+
+def test_a_draft_models_keys_and_values_are_in_the_block(tmp_path: Path) -> None:
+    for name, num_layers in (("main", 4), ("draft", 1)):
+        write_byte_model(tmp_path / name, 256)
+        write_tiny_model(
+            tmp_path / name, LlamaConfig(**SIZES | {"vocab_size": VOCAB_SIZE, "num_hidden_layers": num_layers})
+        )
+    plain = runner_of(tmp_path / "main")
+    runner = runner_of(tmp_path / "main", draft=tmp_path / "draft")
+    assert runner.kv_identity.block_bytes == plain.kv_identity.block_bytes * 5 // 4
+    assert runner.kv_identity.model != plain.kv_identity.model
+    _, sequence = logprobs_of_next(runner)
+    [payload] = payloads(runner, sequence.block_tables[0][:1])
+    assert payload is not None
+    runner.fill_cpu_block(3, bytearray(payload))
+    run_items(runner, [], BlockMoves(swap_in=[BlockMove(3, 63)]))
+    assert payloads(runner, [63]) == [payload]
+    # Both parts are of use.
+    assert any(payload[: plain.kv_identity.block_bytes])
+    assert any(payload[plain.kv_identity.block_bytes :])
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("part", ["keys", "values"])
+def test_a_block_that_is_not_finite_does_not_leave(directory: Path, cache: str, bad: float, part: str) -> None:
+    runner = runner_of(directory, cache)
+    _, sequence = logprobs_of_next(runner)
+    good, spoiled = sequence.block_tables[-1][:2]
+    assert None not in payloads(runner, [good, spoiled])
+    block = runner._kv_cache._blocks[spoiled, -1, 0 if part == "keys" else 1]
+    with torch.inference_mode():
+        if cache == "int8":
+            # The last token's scale of the last head.
+            head = block.view(2, -1)[1]
+            scales = head[16 * runner._kv_cache.layout.head_dim :][: 2 * 16 if part == "keys" else 4 * 16]
+            scales.view(torch.bfloat16 if part == "keys" else torch.float32)[-1] = bad
+        else:
+            block.view(-1)[-1] = bad
+    found = payloads(runner, [good, spoiled])
+    assert found[0] is not None
+    assert found[1] is None
+
+
+def test_whatever_decides_the_last_bits_is_in_the_identity(directory: Path) -> None:
+    loaded()
+    base = ModelSettings(dtype="float32", num_blocks=8, num_cpu_blocks=2, threads=1)
+    others = [
+        base,
+        replace(base, dtype="bfloat16"),
+        replace(base, kv_cache_dtype="int8"),
+        replace(base, block_size=32),
+        replace(base, numerics="exact"),
+        replace(base, max_model_len=128),
+    ]
+    identities = [ModelRunner(directory, settings).kv_identity for settings in others]
+    assert len(set(identities)) == len(others)
+    assert ModelRunner(directory, base).kv_identity == identities[0]

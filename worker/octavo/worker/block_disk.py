@@ -1,0 +1,189 @@
+"""Carries out what plans have a worker's disk do: it names blocks, and reads them by way of memory of its own.
+
+What a disk reads arrives whenever it does, and the CPU blocks that it is for may have another life by then. So reads go
+into private buffers, a few of them, and what is in them goes to a CPU block only while that still waits for it.
+"""
+
+import logging
+import select
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from octavo.wire.steps import BlockContent, KVDisk
+from octavo.worker.kv_store.identity import StoreIdentity, block_name
+from octavo.worker.kv_store.store import KVStore, StoreStats, Ticket
+from octavo.worker.runner import Payload
+
+logger = logging.getLogger(__name__)
+
+# The bytes of a piece, which is read at once, and the pieces under way.
+_PIECE_BYTES, _PIECES = 4 << 20, 4
+_MEASURED_BLOCKS, _MEASURE_TIMEOUT_S = 8, 2.0
+
+
+class BlockStore(Protocol):
+    """Keeps blocks by their names, and waits for no disk (`octavo.worker.kv_store.store.KVStore`)."""
+
+    def write(self, name: bytes, payload: Payload) -> bool: ...
+
+    def read(self, names: Sequence[bytes], buffers: Sequence[Payload]) -> Ticket: ...
+
+    def poll(self) -> list[Ticket]: ...
+
+    def fileno(self) -> int: ...
+
+    def clear(self) -> None: ...
+
+    def stats(self) -> StoreStats: ...
+
+
+@dataclass(eq=False)
+class _Fetch:
+    """What one step fetches: the next of its `contents` to read, and how many are not `found` or missed yet."""
+
+    step_id: int
+    contents: Sequence[BlockContent]
+    found: list[bool] = field(init=False)
+    next: int = 0
+    is_dropped: bool = False
+
+    def __post_init__(self) -> None:
+        self.found = [False] * len(self.contents)
+        self.num_open = len(self.contents)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A part of a fetch that is being read, from its content `first` on."""
+
+    fetch: _Fetch
+    first: int
+    buffers: list[bytearray]
+
+
+class BlockDisk:
+    """Stores and fetches blocks in `store`, and calls `fill` with a CPU block and what it is to hold."""
+
+    def __init__(
+        self, store: BlockStore, description: KVDisk, block_bytes: int, fill: Callable[[int, Payload], None]
+    ) -> None:
+        self.description = description
+        self._store = store
+        self._fill = fill
+        self._fetches: deque[_Fetch] = deque()
+        self._under_way: dict[Ticket, _Piece] = {}
+        size = max(1, _PIECE_BYTES // block_bytes)
+        self._spare = [[bytearray(block_bytes) for _ in range(size)] for _ in range(_PIECES)]
+
+    def fileno(self) -> int:
+        """Returns a descriptor that is readable while `fetched` has something to do."""
+        return self._store.fileno()
+
+    def stats(self) -> StoreStats:
+        return self._store.stats()
+
+    def clear(self) -> None:
+        """Forgets all that is kept."""
+        self._store.clear()
+
+    def store(self, contents: Iterable[BlockContent], payloads: Iterable[Payload | None]) -> None:
+        """Keeps these payloads, of which there may be fewer, if the disk keeps up. None stands for one of no use."""
+        for content, payload in zip(contents, payloads, strict=False):
+            if payload is not None:
+                self._store.write(block_name(content.value, content.kv_group), payload)
+
+    def fetch(self, step_id: int, contents: Sequence[BlockContent]) -> None:
+        """Begins to read what a step fetches; `fetched` tells of it once."""
+        self._fetches.append(_Fetch(step_id, contents))
+        self._read_on()
+
+    def fetched(self) -> list[tuple[int, list[bool]]]:
+        """Fills CPU blocks with what has been read, and returns the steps of which all has, with what was found."""
+        done = []
+        for ticket in self._store.poll():
+            piece = self._under_way.pop(ticket)
+            fetch = piece.fetch
+            if not fetch.is_dropped and self._take(piece, ticket.found):
+                done.append((fetch.step_id, fetch.found))
+            self._spare.append(piece.buffers)
+        self._read_on()
+        return done
+
+    def forget(self) -> None:
+        """Drops all that is being fetched: nothing of it reaches a CPU block."""
+        self._fetches.clear()
+        for piece in self._under_way.values():
+            piece.fetch.is_dropped = True
+
+    def _take(self, piece: _Piece, found: list[bool]) -> bool:
+        """Returns whether this was the last of a fetch."""
+        fetch = piece.fetch
+        for index, (is_found, buffer) in enumerate(zip(found, piece.buffers, strict=False), piece.first):
+            if is_found:
+                self._fill(fetch.contents[index].block_id, buffer)
+                fetch.found[index] = True
+        fetch.num_open -= len(found)
+        return not fetch.num_open
+
+    def _read_on(self) -> None:
+        while self._fetches and self._spare:
+            fetch, buffers = self._fetches[0], self._spare.pop()
+            contents = fetch.contents[fetch.next : fetch.next + len(buffers)]
+            names = [block_name(content.value, content.kv_group) for content in contents]
+            ticket = self._store.read(names, buffers[: len(names)])
+            self._under_way[ticket] = _Piece(fetch, fetch.next, buffers)
+            fetch.next += len(names)
+            if fetch.next == len(fetch.contents):
+                self._fetches.popleft()
+
+
+@contextmanager
+def opened_disk(
+    directory: Path,
+    capacity_bytes: int,
+    identity: StoreIdentity,
+    fill: Callable[[int, Payload], None],
+    *,
+    mirror: bool,
+    measures: bool,
+) -> Iterator[BlockDisk]:
+    """Holds a disk open within the block, measured before if it `measures`.
+
+    Raises `octavo.worker.kv_store.room.KVStoreError` if the directory cannot be used.
+    """
+    with KVStore(directory, capacity_bytes, identity) as store:
+        read_s = _measured_read(directory, capacity_bytes, identity) if measures else 0.0
+        stats = store.stats()
+        logger.info(
+            "%s holds %d blocks in %d segments for this model; one is read in %.3g ms",
+            *(directory, stats.blocks, stats.segments, 1000 * read_s),
+        )
+        yield BlockDisk(store, KVDisk(read_s, mirror), identity.block_bytes, fill)
+
+
+def _measured_read(directory: Path, capacity_bytes: int, identity: StoreIdentity) -> float:
+    """Returns the seconds in which a block is read that was just written, as those of a process that has died are; 0 if
+    the disk does not answer in time."""
+    names = [block_name(bytes([index]) * 32, 0) for index in range(_MEASURED_BLOCKS)]
+    buffers = [bytearray(identity.block_bytes) for _ in names]
+    with KVStore(directory, capacity_bytes, replace(identity, layout="measured")) as store:
+        for name, buffer in zip(names, buffers, strict=True):
+            if not store.write(name, buffer):
+                store.flush(_MEASURE_TIMEOUT_S)
+                store.write(name, buffer)
+        store.flush(_MEASURE_TIMEOUT_S)
+        began = time.perf_counter()
+        ticket = store.read(names, buffers)
+        select.select([store], [], [], _MEASURE_TIMEOUT_S)
+        taken, found = time.perf_counter() - began, sum(ticket.found) if ticket in store.poll() else 0
+        store.clear()
+        store.flush(_MEASURE_TIMEOUT_S)
+    if not found:
+        logger.warning("reading KV blocks from %s could not be measured", directory)
+        return 0.0
+    return taken / found
