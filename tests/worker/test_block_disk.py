@@ -244,6 +244,28 @@ def test_what_arrives_for_an_earlier_life_changes_nothing(worker: Worker, store:
     assert worker.cpu(0) == PROMPT[:4]
 
 
+def test_what_was_yet_to_be_read_for_an_earlier_life_is_not(
+    tmp_path: Path, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_disk, "_PIECES", 1)
+    worker = Worker(tmp_path, store)
+    worker.prefill()
+    worker.done(disk_plan(plan(2), store=[content(1, 3)]))
+    for step_id in (3, 4):
+        worker.done(disk_plan(plan(step_id), fetch=[content(1, step_id)]))
+    # Done, and not answered: the plan after it makes the worker look.
+    worker.protocol.receive(disk_plan(plan(5), fetch=[content(1, 5)]))
+    worker.protocol.receive(plan(6))
+    worker.protocol.receive(WorkerUnregistered(EPOCH))
+    worker.protocol.receive(WorkerWelcome(EPOCH))
+    for step_id in range(1, 6):
+        worker.done(plan(step_id, incarnation=INCARNATION + 1))
+    while store.reading:
+        store.serve()
+        assert worker.protocol.fetched() == []
+    assert [worker.cpu(place) for place in (3, 4, 5)] == [[-1] * 4] * 3
+
+
 def test_a_reset_before_the_answer_reads_nothing(worker: Worker, store: MemoryStore) -> None:
     worker.protocol.receive(disk_plan(plan(1), fetch=[content(1, 0)]))
     worker.protocol.ready()

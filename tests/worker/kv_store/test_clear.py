@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from octavo.runtime.telemetry import optional
-from octavo.testing.small.kv_blocks import EAGER, IDENTITY, got, name_of, payload_of, put
+from octavo.testing.small.kv_blocks import BLOCK_BYTES, EAGER, IDENTITY, finished, got, name_of, payload_of, put
 from octavo.worker.kv_store.store import KVStore
 
 CAPACITY = 1 << 20
@@ -92,3 +92,26 @@ def test_what_cannot_be_removed_is_not_found_either_until_it_can(
         store.write(name_of(3), payload_of(3))
         assert store.flush(60)
         assert got(store, [1, 2, 3]) == [3]
+
+
+def test_what_is_being_read_is_not_written_once_more(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    released, entered, real = threading.Event(), threading.Event(), os.preadv
+
+    def wait(*arguments: Any) -> int:
+        entered.set()
+        assert released.wait(60)
+        return real(*arguments)
+
+    with KVStore(directory, CAPACITY, IDENTITY, EAGER) as store:
+        put(store, 1)
+        # As if it lay in the oldest quarter: a read renews it.
+        monkeypatch.setattr(store._index, "has_young", lambda name: False)
+        monkeypatch.setattr(os, "preadv", wait)
+        store.read([name_of(1)], [bytearray(BLOCK_BYTES)])
+        assert entered.wait(60)
+        store.clear()
+        assert store.flush(60)
+        released.set()
+        finished(store)
+        assert store.flush(60)
+        assert got(store, [1]) == []
