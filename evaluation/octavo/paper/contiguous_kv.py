@@ -7,7 +7,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import chain
 
-from octavo.scheduler.core.sequence import Sequence, SequenceGroup
+from octavo.scheduler.core.sequence import DiskRead, Sequence, SequenceGroup
+from octavo.scheduler.kv.disk_tier import DiskTier
 from octavo.scheduler.kv.memory import Growth, MakeMemory, TokenRun
 from octavo.wire.steps import BlockMove, Remap
 
@@ -175,6 +176,7 @@ class ContiguousKV:
     cached_free_block_ids = parked_block_ids = frozenset[int]()
 
     def __init__(self, num_blocks: int, block_size: int, max_model_len: int, reserve: Reserve) -> None:
+        self.disk: DiskTier | None = None
         self.block_size = block_size
         self.num_blocks = self.num_usable = num_blocks
         self.pinned: dict[str, list[int]] = {}
@@ -341,6 +343,9 @@ class ContiguousKV:
 
     def swap_in(self, group: SequenceGroup) -> list[BlockMove]:
         raise _never("swaps")
+
+    def fetch(self, group: SequenceGroup, *, goes_on: bool) -> list[DiskRead]:
+        return []
 
     def tier_moves(self, step_id: int) -> tuple[list[BlockMove], list[BlockMove]]:
         return [], []

@@ -88,6 +88,7 @@ class ObstacleKind(enum.StrEnum):
     DELAY = "delay"
     NO_WORKER = "no_worker"
     ISOLATION = "isolation"
+    DISK = "disk"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,12 @@ def capacity_obstacle(request: Request, replica: Replica) -> Obstacle | None:
     """Returns the obstacle of a request that does not fit the replica, however empty that is; None if it does."""
     worst_case, usable = worst_case_blocks(request, replica), replica.kv.num_usable
     return Obstacle(ObstacleKind.CAPACITY, worst_case, usable) if worst_case > usable else None
+
+
+def disk_obstacle(group: SequenceGroup) -> Obstacle | None:
+    """Returns the obstacle of a group of which a disk is reading what it begins with; None if none is."""
+    reads = group.open_reads
+    return Obstacle(ObstacleKind.DISK, sum(read.num_blocks for read in reads), 0) if reads else None
 
 
 def start_obstacle(kv: KVMemory, group: SequenceGroup, num_kept: int = 0) -> Obstacle | None:

@@ -5,7 +5,7 @@ import enum
 
 from octavo.wire.base import Value
 from octavo.wire.requests import Lease, Prefix, Request, ToFrontend
-from octavo.wire.steps import StepResult, ToWorker, WorkerHello
+from octavo.wire.steps import BlocksFetched, StepResult, ToWorker, WorkerHello
 
 
 class LossCause(enum.StrEnum):
@@ -154,6 +154,13 @@ class StepAnswered(Value, frozen=True, tag=True):
     result: StepResult
 
 
+class DiskAnswered(Value, frozen=True, tag=True):
+    """A worker's disk has read what a step had it fetch."""
+
+    replica_id: int
+    answer: BlocksFetched
+
+
 class Tick(Value, frozen=True, tag=True):
     """Time has passed: leases and deadlines are to be checked."""
 
@@ -176,6 +183,7 @@ Event = (
     | WorkerReadmitted
     | QuarantineCleared
     | StepAnswered
+    | DiskAnswered
     | Tick
 )
 
@@ -317,6 +325,12 @@ class SchedulerObserver:
 
     def prefix_lookup(self, prompt_tokens: int, cached_tokens: int) -> None:
         """A request was admitted for the first time here; `cached_tokens` of its prompt were found computed."""
+
+    def stored(self, num_blocks: int) -> None:
+        """A plan has a worker's disk keep so many blocks."""
+
+    def fetched(self, num_blocks: int, num_found: int) -> None:
+        """A worker's disk was asked for so many blocks and had `num_found` of them."""
 
     def drafted(self, source: str, guesses: int, accepted: int) -> None:
         """A step has checked so many guesses of a sequence's next tokens, of which `accepted` became its tokens;

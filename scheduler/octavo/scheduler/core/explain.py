@@ -10,6 +10,7 @@ from octavo.scheduler.core.admission import (
     Obstacle,
     ObstacleKind,
     capacity_obstacle,
+    disk_obstacle,
 )
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.sequence import Placement, PrefixGroup, RequestGroup, Sequence, SequenceGroup, SequenceStatus
@@ -207,6 +208,8 @@ def _admission_obstacles(
         return [ReplicaObstacle(None, Obstacle(ObstacleKind.NO_WORKER, 1, 0))]
     if group in state.requests.suspects:
         return _isolation_obstacles(state, group)
+    if reading := disk_obstacle(group):
+        return [ReplicaObstacle(_reader(state, group), reading)]
     obstacles = []
     for replica in replicas:
         if isolation.suspect_of(state, replica) is not None:
@@ -218,6 +221,13 @@ def _admission_obstacles(
             return []
         obstacles.append(ReplicaObstacle(replica, found))
     return obstacles
+
+
+def _reader(state: SchedulerState, group: RequestGroup) -> Replica | None:
+    """Returns the replica whose disk the group waits for."""
+    reads = (group.reads or {}).items()
+    waits = (replica_id for replica_id, asked in reads if not all(read.is_over for read in asked))
+    return next((state.replica_table.replicas.get(replica_id) for replica_id in waits), None)
 
 
 def _isolation_obstacles(state: SchedulerState, suspect: RequestGroup) -> list[ReplicaObstacle]:

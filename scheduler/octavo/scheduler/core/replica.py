@@ -148,7 +148,9 @@ class Replica:
     @property
     def has_work(self) -> bool:
         """Tells whether a step could go on with, or begin, anything that is here."""
-        return bool(self.running or self.swapped or self.prefixes.to_compute or self.suspect)
+        if self.running or self.swapped or self.prefixes.to_compute or self.suspect:
+            return True
+        return self.kv.disk is not None and self.kv.disk.wants_plan
 
     @property
     def isolates(self) -> bool:
@@ -194,11 +196,11 @@ class Replica:
         self.kv.step_answered(step.step_id, valid=done)
         if done:
             self.stats.add(step, result)
-            if step.is_alone and self.prices.is_known:
+            if step.is_alone and step.num_tokens and self.prices.is_known:
                 self.prices.answered_alone(seconds, result.times)
             if step.proposals:
                 self.asking.answered(len(step.proposals), max(step.proposals.values()), result.times.propose_us)
-            if not step.prefills:
+            if step.num_tokens and not step.prefills:
                 self.prices.answered(step.num_tokens - step.num_guesses, step.num_tokens, result.times)
             self.size.passed()
         return seconds
@@ -223,6 +225,15 @@ class Replica:
         bisect.insort(self.running, group, key=_order)
         group.num_slots = group.parallel
         self.num_running_seqs += group.num_slots
+
+    def fetch(self, group: SequenceGroup) -> bool:
+        """Has the disk read what the group begins with and no block holds; returns whether it has to wait for that."""
+        if self.kv.disk is None or not group.may_fetch(self.replica_id):
+            return False
+        reads = self.kv.fetch(group, goes_on=bool(group.reads and group.reads.get(self.replica_id)))
+        if reads:
+            group.fetches(self.replica_id, reads)
+        return bool(reads)
 
     def place(self, group: SequenceGroup) -> int:
         """Returns how many running groups come before `group`, which runs here too."""

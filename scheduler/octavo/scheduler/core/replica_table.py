@@ -71,8 +71,9 @@ class ReplicaTable:
         return replica.is_ready or (replica.replica_id == group.former_replica_id and not self.has_ready_home(group))
 
     def can_hold(self, group: RequestGroup) -> bool:
-        """Tells whether any replica that takes the group in its turn could ever hold it; suspects wait for no turn."""
-        return group not in self._request_table.suspects and self.has_home(group)
+        """Tells whether any replica that takes the group in its turn could ever hold it. Suspects wait for no turn, and
+        what waits for a disk has none."""
+        return group not in self._request_table.suspects and not group.is_fetching and self.has_home(group)
 
     def has_home(self, group: RequestGroup) -> bool:
         """Tells whether any replica that takes the group could ever hold it."""
@@ -83,13 +84,14 @@ class ReplicaTable:
 
     def returning(self, replica: Replica) -> Iterator[RequestGroup]:
         """Yields the waiting groups that have lost their blocks and that `replica` takes and could ever hold, in their
-        order."""
+        order, but for those that wait for a disk."""
         return (group for group in self._request_table.waiting.returning if self._takes_back(replica, group))
 
     def _takes_back(self, replica: Replica, group: RequestGroup) -> bool:
         # A suspect comes to the replica that isolates it, if any does.
         is_its_place = replica.suspect is group or group not in self._request_table.suspects
-        return is_its_place and self.takes(replica, group) and has_capacity(group.request, replica)
+        has_turn = is_its_place and not group.is_fetching
+        return has_turn and self.takes(replica, group) and has_capacity(group.request, replica)
 
     @property
     def stands_still(self) -> bool:

@@ -5,6 +5,7 @@ from octavo.scheduler.core import isolation, workers
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.events import (
     CacheReset,
+    DiskAnswered,
     Effect,
     Event,
     FrontendJoined,
@@ -110,6 +111,8 @@ class Scheduler:
             # The most frequent first, for cases are tried in turn.
             case StepAnswered(replica_id, result):
                 results.take(self.state, self.replicas[replica_id], result, now)
+            case DiskAnswered(replica_id, answer):
+                workers.take_from_disk(self.state, self.replicas[replica_id], answer, now)
             case FrontendJoined(frontend_id):
                 self._frontends.join(frontend_id, now)
             case RequestSubmitted(frontend_id, request):
@@ -149,6 +152,7 @@ class Scheduler:
                 self._frontends.lose_overdue(now)
                 self._frontends.tell_load(now)
                 workers.lose_overdue(self.state, now)
+                workers.look_at_disks(self.state, now)
                 workers.settle_deaths(self.state, now)
                 self._homeless.look(now)
                 self.request_table.notices.follow(self.waiting, now)
@@ -166,7 +170,9 @@ class Scheduler:
         stepping = ready if head is not None else [replica for replica in ready if replica.has_work]
         builders = [builder for replica in stepping if (builder := self._builder(replica, head, now))]
         while admission := next_admission(self.waiting, builders, self.replica_table, self.policy, self.config, now):
-            self._admit(*admission, now)
+            group, builder = admission
+            if not builder.replica.fetch(group):
+                self._admit(group, builder, now)
         for builder in builders:
             if self.policy.end(builder):
                 self._send(builder, now)
@@ -185,7 +191,9 @@ class Scheduler:
                     "an idle replica holds blocks"
                 )
             if not replica.swapped:
-                assert replica.kv.num_cpu_free == replica.kv.num_cpu_blocks, "CPU blocks are held for nobody"
+                num_reading = len(replica.kv.disk.held) if replica.kv.disk is not None else 0
+                num_held = replica.kv.num_cpu_blocks - replica.kv.num_cpu_free
+                assert num_held == num_reading, "CPU blocks are held for nobody"
 
     # -- prefixes ---------------------------------------------------------------------------------------------------
 
@@ -252,6 +260,8 @@ class Scheduler:
         plan = builder.send(self.epoch, now)
         if plan is not None:
             self._outbox.to_replica(builder.replica.replica_id, plan)
+            if plan.disk is not None:
+                self._observer.stored(len(plan.disk.store))
             served = (*builder.samplers, *builder.beams)
             self.waiting.charge_each(group for group, _ in served if isinstance(group, RequestGroup))
             for group, _ in served:

@@ -240,6 +240,34 @@ class Faults:
 
 
 @dataclass(slots=True, eq=False)
+class DiskRead:
+    """Blocks that the disk of a replica is asked for; groups that begin with them wait until the read `is_over`.
+    `is_complete`: all were found. `is_late`: nobody waits any longer, but the disk has not answered yet."""
+
+    num_blocks: int
+    is_over: bool = False
+    is_complete: bool = False
+    is_late: bool = False
+    # The first time of the scheduler's clock at which it was seen to be under way.
+    _seen_at: float | None = None
+
+    def end(self, *, is_complete: bool) -> None:
+        """Ends the read."""
+        self.is_over, self.is_complete, self.is_late = True, is_complete, False
+
+    def look(self, now: float, timeout_s: float) -> None:
+        """Lets nobody wait any longer if the read takes too long."""
+        if self._seen_at is None:
+            self._seen_at = now
+        elif now - self._seen_at > timeout_s:
+            self.is_over = self.is_late = True
+
+
+# Reads that a group may ask one replica for in one wait: the first block, then the others.
+_MAX_READS = 2
+
+
+@dataclass(slots=True, eq=False)
 class _Group:
     """A request and its sequences: they are admitted, preempted and aborted together."""
 
@@ -266,6 +294,8 @@ class _Group:
     prompt_logprobs: dict[int, Logprobs] = field(default_factory=dict)
     # Sequence slots that the group takes up where it runs.
     num_slots: int = 0
+    # What disks were asked for since the group began to wait, by replica.
+    reads: dict[int, list[DiskRead]] | None = None
 
     def __post_init__(self) -> None:
         self.sampling = sampling = self.request.sampling
@@ -292,6 +322,26 @@ class _Group:
     def comes_back(self) -> bool:
         """Tells whether the group was admitted before: if it waits, or is swapped out, it has lost its blocks."""
         return self.cached_prompt_tokens is not None
+
+    @property
+    def is_fetching(self) -> bool:
+        """Tells whether a disk is reading what the group begins with."""
+        return self.reads is not None and bool(self.open_reads)
+
+    @property
+    def open_reads(self) -> list[DiskRead]:
+        """Returns the reads that the group waits for."""
+        return [read for reads in (self.reads or {}).values() for read in reads if not read.is_over]
+
+    def may_fetch(self, replica_id: int) -> bool:
+        """Tells whether the group may ask the replica's disk: again only if it had all that it was asked for."""
+        former = (self.reads or {}).get(replica_id, [])
+        return len(former) < _MAX_READS and all(read.is_complete for read in former)
+
+    def fetches(self, replica_id: int, reads: list[DiskRead]) -> None:
+        """Lets the group wait for these reads of the replica's disk."""
+        self.reads = self.reads or {}
+        self.reads.setdefault(replica_id, []).extend(reads)
 
     @property
     def live(self) -> list[Sequence]:
@@ -336,6 +386,7 @@ class _Group:
     def place(self) -> list[Sequence]:
         """Begins a stay on a replica, where the first sequence of each kind leads those with the same tokens; returns
         the leaders."""
+        self.reads = None
         leaders: list[Sequence] = []
         for sequence in self.live:
             sequence.status = SequenceStatus.RUNNING

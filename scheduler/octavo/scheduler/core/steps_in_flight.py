@@ -186,7 +186,9 @@ class StepsInFlight:
         """Books the answer to `step`, the oldest that is outstanding; returns how long the step took, in seconds."""
         assert self.outstanding[0] is step
         seconds = self.elapsed(now)
-        self.deadlines.observe(step.num_tokens, seconds)
+        # What moves blocks alone tells nothing of what a first step of the model takes.
+        if step.num_tokens:
+            self.deadlines.observe(step.num_tokens, seconds)
         if step.prefills:
             self.prefill_latency = seconds
         self.heard_at = self.answered_at = now

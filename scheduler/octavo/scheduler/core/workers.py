@@ -12,7 +12,7 @@ from octavo.scheduler.core.sequence import RequestGroup
 from octavo.scheduler.core.state import SchedulerState
 from octavo.scheduler.core.steps_in_flight import StepDeadlines, StepsInFlight
 from octavo.wire.requests import NoticeKind, RejectReason
-from octavo.wire.steps import ModelInfo, WorkerDismissed, WorkerHello, WorkerRefused, WorkerWelcome
+from octavo.wire.steps import BlocksFetched, ModelInfo, WorkerDismissed, WorkerHello, WorkerRefused, WorkerWelcome
 
 # -- join -------------------------------------------------------------------------------------------------------
 
@@ -64,6 +64,27 @@ def _learn_model(state: SchedulerState, model: ModelInfo) -> None:
         accepted = group.request.resubmitted
         if refusal := refuse_misfit(group.request, model, state.replicas, was_accepted=accepted):
             state.requests.reject(group, *refusal)
+
+
+# -- disks ------------------------------------------------------------------------------------------------------
+
+
+def take_from_disk(state: SchedulerState, replica: Replica, answer: BlocksFetched, now: float) -> None:
+    """Books what a replica's disk has read; a replica that answers what it was not asked is lost."""
+    replica.steps.heard(now)
+    disk = replica.kv.disk
+    if disk is None or not disk.answered(answer.step_id, answer.found):
+        reason = f"answered a read of step {answer.step_id}, which it was not asked"
+        lose(state, replica.replica_id, LossCause.CONFUSED, reason, now)
+        return
+    state.observer.fetched(len(answer.found), sum(answer.found))
+
+
+def look_at_disks(state: SchedulerState, now: float) -> None:
+    """Lets no group wait for a disk that takes too long."""
+    for replica in state.replicas:
+        if replica.kv.disk is not None:
+            replica.kv.disk.look(now)
 
 
 # -- leave ------------------------------------------------------------------------------------------------------

@@ -147,10 +147,12 @@ class CachedBlocks:
         cached = sorted((content.depth, block_id) for content, block_id in contents if content is not None)
         return {block_id for _, block_id in cached[: max(0, min(len(cached), len(own) - num_taken))]}
 
-    def step_answered(self, step_id: int, *, valid: bool) -> None:
-        """Frees the blocks that were parked for this step; the content it wrote is relied on only if it is `valid`."""
-        self.cache.step_answered(step_id, valid=valid)
+    def step_answered(self, step_id: int, *, valid: bool) -> list[int]:
+        """Frees the blocks that were parked for this step; the content it wrote is relied on only if it is `valid`.
+        Returns the blocks that it has filled, or was to."""
+        filled = self.cache.step_answered(step_id, valid=valid)
         self.release(self.parked.pop(step_id, []))
+        return filled
 
     @property
     def parked_block_ids(self) -> list[int]:

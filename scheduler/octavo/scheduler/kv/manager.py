@@ -7,10 +7,11 @@ from collections.abc import Sequence as Ordered
 from collections.abc import Set as AbstractSet
 
 from octavo.scheduler.core.config import SchedulerConfig
-from octavo.scheduler.core.sequence import CacheUse, Sequence, SequenceGroup
+from octavo.scheduler.core.sequence import CacheUse, DiskRead, Sequence, SequenceGroup
 from octavo.scheduler.kv.blocks import BlockTable, CachedBlocks, present
 from octavo.scheduler.kv.census import BlockCensus
 from octavo.scheduler.kv.cpu_tier import CPUTier, moves_pay
+from octavo.scheduler.kv.disk_tier import DiskTier, disk_pays
 from octavo.scheduler.kv.memory import Growth, TokenRun
 from octavo.scheduler.kv.prefix_cache import (
     Begin,
@@ -24,7 +25,7 @@ from octavo.scheduler.kv.prefix_cache import (
 )
 from octavo.scheduler.kv.swap import SwapSpace
 from octavo.wire.base import NULL_BLOCK
-from octavo.wire.steps import BlockMove, Remap, WorkerHello
+from octavo.wire.steps import BlockMove, KVDisk, Remap, WorkerHello
 
 
 class KVCacheManager:
@@ -33,7 +34,8 @@ class KVCacheManager:
 
     `windows`: one per KV group, in tokens, 0 for none. `watermark`: the share of all blocks that must be left free when
     a group starts beside others. The `census` counts what the prefix cache holds on the device. With `cpu_tier` what
-    device blocks held that are taken goes on in CPU blocks that no swapped group needs.
+    device blocks held that are taken goes on in CPU blocks that no swapped group needs; with a `disk` behind these it
+    is kept there too, and comes back.
 
     A block enters the prefix cache as soon as a plan fills it, before the step is answered: a replica runs its plans in
     order, and writes a step's KV before it reads any, so a sequence that shares the block finds it filled. If the step
@@ -50,6 +52,7 @@ class KVCacheManager:
         windows: Ordered[int] = (0,),
         num_cpu_blocks: int = 0,
         cpu_tier: bool = False,
+        disk: KVDisk | None = None,
         census: BlockCensus | None = None,
     ) -> None:
         self.block_size = block_size
@@ -67,6 +70,8 @@ class KVCacheManager:
         )
         self.cpu_blocks = CachedBlocks(num_cpu_blocks, len(self._windows), prefix_caching=True)
         self.cpu_tier = CPUTier(self.blocks, self.cpu_blocks) if self.blocks.keeps_evicted else None
+        has_disk = disk is not None and self.cpu_tier is not None
+        self.disk = DiskTier(self.blocks, self.cpu_blocks, disk) if disk is not None and has_disk else None
         self._pool, self._cache = self.blocks.pool, self.blocks.cache
         if census is not None:
             self._cache.watch = census.join(self._cache, block_size, self._windows)
@@ -152,6 +157,17 @@ class KVCacheManager:
         num_found = sum(begin.num_blocks for begin in self._lookup.begins(leaders)) * self.block_size
         return sum(leader.num_known for leader in leaders) - num_found
 
+    def fetch(self, group: SequenceGroup, *, goes_on: bool) -> list[DiskRead]:
+        if self.disk is None:
+            return []
+        leaders = group.leaders()
+        begins = self._lookup.begins(leaders)
+        # What sequences begin with together is asked for once.
+        own = [(each, begin) for each, begin in zip(leaders, begins, strict=True) if begin.leader is None]
+        contents = [content for each, begin in own for content in self._lookup.beyond(each, begin.num_blocks)]
+        loads = [cpu_block for begin in begins for cpu_block in begin.loads.values()]
+        return self.disk.fetch([*dict.fromkeys(contents)], loads, goes_on=goes_on)
+
     def allocate(self, group: SequenceGroup, step_id: int) -> list[BlockMove]:
         """Gives each leader the blocks of all its known tokens (see `KVMemory`): equal beginnings inside a group share
         blocks, cached or not. Taking all blocks at the start rather than chunk by chunk keeps half-prefilled prompts
@@ -163,6 +179,8 @@ class KVCacheManager:
             self._pool.share(present(begin.found))
             if self.cpu_tier is not None:
                 self.cpu_tier.hold([*begin.loads.values()])
+            if self.disk is not None:
+                self.disk.keep(present(begin.found))
         return [
             move
             for sequence, begin in zip(sequences, begins, strict=True)
@@ -306,7 +324,11 @@ class KVCacheManager:
         blocks = self._tables[sequence].groups[content.kv_group]
         own = blocks[content.depth]
         filler = None if step_id is None else (step_id, sequence.placement.sequence_id)
-        if own == NULL_BLOCK or self._cache.insert(content, own, filler):
+        if own == NULL_BLOCK:
+            return False
+        if self._cache.insert(content, own, filler):
+            if filler is None and self.disk is not None and self.disk.mirrors:
+                self.disk.keep([own])
             return False
         older = self._cache.confirmed_block(content.kv_group, content.value)
         # A block that nobody holds is left alone: to take it would need a free block that this step may count on.
@@ -347,6 +369,8 @@ class KVCacheManager:
         contents = self.blocks.distrust({*self._cache.filled_by(sequence_id), *held} - self._pinned_block_ids)
         if self.cpu_tier is not None:
             self.cpu_tier.forget(contents)
+        if self.disk is not None:
+            self.disk.forget(contents)
 
     def withdraw(self, sequence_ids: AbstractSet[int], after_step: int) -> None:
         self._cache.withdraw(sequence_ids, after_step)
@@ -368,6 +392,8 @@ class KVCacheManager:
         for cache in (self._cache, self.cpu_blocks.cache):
             for block_id in cache.behind(salt):
                 cache.remove(block_id)
+        if self.disk is not None:
+            self.disk.reset(salt)
         for tables in (self._tables, self.swap_space.tables):
             for sequence, table in tables.items():
                 table.is_private |= salt is None or sequence.cache_key.salt == salt
@@ -384,11 +410,17 @@ class KVCacheManager:
             self.blocks.park(outstanding_step_id, table.block_ids)
 
     def step_answered(self, step_id: int, *, valid: bool) -> None:
-        self.blocks.step_answered(step_id, valid=valid)
+        filled = self.blocks.step_answered(step_id, valid=valid)
         self.cpu_blocks.step_answered(step_id, valid=valid)
+        if self.disk is not None:
+            self.disk.step_answered(step_id, valid=valid)
+            if valid and self.disk.mirrors:
+                self.disk.keep(filled)
 
     def close(self) -> None:
         self._cache.close()
+        if self.disk is not None:
+            self.disk.close()
 
     # -- swap -------------------------------------------------------------------------------------------------------
 
@@ -463,7 +495,7 @@ class KVCacheManager:
         """Asserts that every block is free, in a table, parked or pinned, and counted right."""
         tables = [table.block_ids for table in self._tables.values()]
         self._pool.check([*tables, *self.blocks.parked.values(), *self.pinned.values()])
-        self.swap_space.check()
+        self.swap_space.check(self.disk.held if self.disk is not None else [])
         self._cache.check()
         self.cpu_blocks.cache.check()
         for sequence, table in self._tables.items():
@@ -491,5 +523,6 @@ def paged_memory(hello: WorkerHello, config: SchedulerConfig, census: BlockCensu
         num_cpu_blocks=hello.num_cpu_blocks,
         # Workers before that refuse plans that move blocks both ways.
         cpu_tier=hello.schema_version >= 9 and moves_pay(hello),
+        disk=hello.kv_disk if disk_pays(hello) else None,
         census=census,
     )

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from octavo.scheduler.core.config import SchedulerConfig
-from octavo.scheduler.core.sequence import Sequence, SequenceGroup
+from octavo.scheduler.core.sequence import DiskRead, Sequence, SequenceGroup
+from octavo.scheduler.kv.disk_tier import DiskTier
 from octavo.wire.steps import BlockMove, Remap, WorkerHello
 
 
@@ -45,6 +46,8 @@ class KVMemory(Protocol):
     slides: bool
     # Blocks of each pinned prefix by its name; prefixes may share blocks.
     pinned: dict[str, list[int]]
+    # What plans have the replica's disk do; None if it has none that pays.
+    disk: DiskTier | None
 
     # -- counts -----------------------------------------------------------------------------------------------------
 
@@ -106,6 +109,10 @@ class KVMemory(Protocol):
 
     def num_uncomputed(self, group: SequenceGroup) -> int:
         """Counts the known tokens of the group that a start would leave to compute."""
+
+    def fetch(self, group: SequenceGroup, *, goes_on: bool) -> list[DiskRead]:
+        """Has the disk read what the group begins with and no block holds, as far as there is room; returns the reads
+        that it waits for, with those that others began. It `goes_on` where all that it asked for before was there."""
 
     def allocate(self, group: SequenceGroup, step_id: int) -> list[BlockMove]:
         """Gives each holder of the group, which has nothing, the blocks of all its known tokens; returns the copies

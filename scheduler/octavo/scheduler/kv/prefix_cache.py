@@ -186,13 +186,15 @@ class PrefixCache:
             self._block_of[content.kv_group][content.value] = block_id
             self._content_of[block_id] = content
 
-    def step_answered(self, step_id: int, *, valid: bool) -> None:
-        """Confirms the entries of a step, or takes them out."""
-        for block_id in [block_id for block_id, (filler, _) in self._filled_by.items() if filler == step_id]:
+    def step_answered(self, step_id: int, *, valid: bool) -> list[int]:
+        """Confirms the entries of a step, or takes them out; returns their blocks."""
+        block_ids = [block_id for block_id, (filler, _) in self._filled_by.items() if filler == step_id]
+        for block_id in block_ids:
             if not valid:
                 self.remove(block_id)
             else:
                 del self._filled_by[block_id]
+        return block_ids
 
     def withdraw(self, sequence_ids: AbstractSet[int], after_step: int) -> None:
         """Takes out what outstanding steps after `after_step` were to fill with these sequences."""
@@ -288,6 +290,18 @@ class PrefixLookup:
         hashes, others = (block_hashes(each, self._block_size) for each in (sequence, leader))
         limit = min(self._limit(sequence), len(others))
         return next((i for i in range(limit) if hashes[i] != others[i]), limit)
+
+    def beyond(self, sequence: Sequence, num_blocks: int) -> list[CachedBlock]:
+        """Returns what the sequence begins with after `num_blocks` blocks and no block holds, in order; of windowed KV
+        groups what is seen from the end of that."""
+        limit, size = self._limit(sequence), self._block_size
+        hashes = block_hashes(sequence, size) if num_blocks < limit else []
+        return [
+            CachedBlock(hashes[index], group, index, salt_of(sequence.cache_key, index, size))
+            for index in range(num_blocks, limit)
+            for group, window in enumerate(self._windows)
+            if index >= self._first_visible(window, limit) and not self._holds(group, hashes[index])
+        ]
 
     def _limit(self, sequence: Sequence) -> int:
         """Counts the blocks that may be found computed: a hit never covers the last known token, whose logits are

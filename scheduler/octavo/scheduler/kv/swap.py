@@ -180,10 +180,10 @@ class SwapSpace:
         """Gives a swapped sequence's blocks up."""
         self._cpu.release(self.tables.pop(sequence).block_ids)
 
-    def check(self) -> None:
-        """Asserts that every block is free or in a table, and counted right."""
+    def check(self, others: Iterable[int]) -> None:
+        """Asserts that every block is free, in a table or held by `others`, and counted right."""
         held = [self._tier.held] if self._tier is not None else []
-        self.pool.check([*held, *(table.block_ids for table in self.tables.values())])
+        self.pool.check([others, *held, *(table.block_ids for table in self.tables.values())])
 
 
 def _alike(table: BlockTable, groups: list[list[int]]) -> BlockTable:

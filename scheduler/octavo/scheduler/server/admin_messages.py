@@ -159,6 +159,7 @@ _KINDS = {
     ObstacleKind.DELAY: pb.Obstacle.KIND_DELAY,
     ObstacleKind.NO_WORKER: pb.Obstacle.KIND_NO_WORKER,
     ObstacleKind.ISOLATION: pb.Obstacle.KIND_ISOLATION,
+    ObstacleKind.DISK: pb.Obstacle.KIND_DISK,
 }
 
 

@@ -12,6 +12,7 @@ from octavo.runtime.transport.messages import has_arrived, receive, send_to
 from octavo.scheduler.core.config import Preemption
 from octavo.scheduler.core.events import (
     CacheReset,
+    DiskAnswered,
     Effect,
     Event,
     FrontendJoined,
@@ -55,6 +56,7 @@ from octavo.wire.requests import (
     Unregistered,
 )
 from octavo.wire.steps import (
+    BlocksFetched,
     Ending,
     Heartbeat,
     StepPlan,
@@ -393,10 +395,12 @@ def _frontend_event(
             return CacheReset(salt, frontend_id, serial)
 
 
-def _worker_event(message: StepResult | Heartbeat | WorkerGoodbye) -> Event:
+def _worker_event(message: StepResult | BlocksFetched | Heartbeat | WorkerGoodbye) -> Event:
     match message:
         case StepResult():
             return StepAnswered(message.incarnation, message)
+        case BlocksFetched():
+            return DiskAnswered(message.incarnation, message)
         case Heartbeat():
             return ReplicaHeard(message.incarnation, message.draining)
         case WorkerGoodbye():

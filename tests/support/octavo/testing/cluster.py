@@ -12,6 +12,7 @@ import msgspec
 
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.events import (
+    DiskAnswered,
     Effect,
     Event,
     FrontendJoined,
@@ -60,7 +61,10 @@ from octavo.wire.requests import (
 )
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import (
+    BlockContent,
+    BlocksFetched,
     Ending,
+    KVDisk,
     Predecessor,
     SequenceFailure,
     StepOutcome,
@@ -72,7 +76,8 @@ from octavo.wire.steps import (
 )
 from octavo.worker.fake.faults import parse_faults
 from octavo.worker.fake.runner import FakeVocabulary, expected_tokens
-from octavo.worker.runner import Runner, StepOutput
+from octavo.worker.kv_store.identity import block_name
+from octavo.worker.runner import Payload, Runner, StepOutput
 from octavo.worker.sequence_table import SequenceTable
 
 FRONTEND = 7
@@ -133,13 +138,26 @@ def ended(process: int, ending: Ending = Ending.CRASHED) -> Predecessor:
     return Predecessor(process, ending, "signal SIGSEGV" if ending is Ending.CRASHED else "signal SIGKILL")
 
 
+class FakeDisk(dict[bytes, bytes]):
+    """Blocks by their names, as the workers of one machine find them."""
+
+
 class FakeReplica:
-    """A worker without its shell, with any runner: runs plans in order when told to."""
+    """A worker without its shell, with any runner: runs plans in order when told to. It keeps blocks on `disk`, which
+    `read` reads whenever it is told to."""
 
     def __init__(
-        self, runner: Runner, incarnation: int, costs: StepCosts | None = None, process: int | None = None
+        self,
+        runner: Runner,
+        incarnation: int,
+        costs: StepCosts | None = None,
+        process: int | None = None,
+        disk: FakeDisk | None = None,
+        kv_disk: KVDisk | None = None,
     ) -> None:
         self.runner = runner
+        self.disk = disk
+        self.to_read: deque[tuple[StepPlan, list[BlockContent]]] = deque()
         self.hello = WorkerHello(
             schema_version=SCHEMA_VERSION,
             worker_id=f"worker-{incarnation}",
@@ -155,6 +173,7 @@ class FakeReplica:
             kv_groups=runner.kv_groups,
             costs=costs,
             draft_model=runner.draft_model,
+            kv_disk=None if disk is None else kv_disk or KVDisk(),
         )
         self.table = SequenceTable(
             vocab_size=runner.model.vocab_size,
@@ -186,12 +205,15 @@ class FakeReplica:
         NaN for those in `spoil_output`, whose slots are sound; or fails it, or finds no memory for it, as a runner may
         too. Plans made without knowing of a failure are skipped, and so is what they have of a sequence that failed."""
         plan = self.plans.popleft()
+        if self.disk is not None and plan.disk is not None and plan.disk.clear:
+            self.disk.clear()
         if plan.answered_step_id < self._failed_step_id:
             self.table.discard(plan)
             return self._result(plan, StepOutcome.SKIPPED, _NO_OUTPUT)
         if fail or starve:
             return self._fail(plan, StepOutcome.FAILED if fail else StepOutcome.OUT_OF_MEMORY)
         items = self.table.apply(plan)
+        self._store(plan)
         if isinstance(self.runner, SpoilableRunner):
             self.runner.to_spoil, self.runner.to_fail = spoil, spoil_output
         try:
@@ -201,7 +223,31 @@ class FakeReplica:
         self.table.begin(items)
         self.table.complete(items, output)
         failed = self.table.failures(plan)
+        if plan.disk is not None and plan.disk.fetch:
+            self.to_read.append((plan, plan.disk.fetch))
         return self._result(plan, StepOutcome.DONE, output, list(failed.values()))
+
+    def _store(self, plan: StepPlan) -> None:
+        if plan.disk is None or not plan.disk.store:
+            return
+        assert self.disk is not None, "a plan is for a worker with a disk"
+        contents = plan.disk.store
+        for content, payload in zip(
+            contents, self.runner.read_blocks([each.block_id for each in contents]).payloads(), strict=True
+        ):
+            if payload is not None:
+                self.disk[block_name(content.value, content.kv_group)] = bytes(payload)
+
+    def read(self) -> BlocksFetched:
+        """Reads what the oldest step that is done has the disk fetch."""
+        assert self.disk is not None
+        plan, contents = self.to_read.popleft()
+        payloads: list[Payload | None] = [self.disk.get(block_name(each.value, each.kv_group)) for each in contents]
+        for content, payload in zip(contents, payloads, strict=True):
+            if payload is not None:
+                self.runner.fill_cpu_block(content.block_id, payload)
+        found = [payload is not None for payload in payloads]
+        return BlocksFetched(plan.epoch, plan.incarnation, plan.step_id, found)
 
     def _fail(self, plan: StepPlan, outcome: StepOutcome) -> StepResult:
         self.table.discard(plan)
@@ -259,6 +305,8 @@ class Cluster:
         self.router = RouterIndex() if is_routed else None
         self.begin(SchedulerConfig(**config), 99, observer)
         self.now = 0.0
+        # In `step` and `run`.
+        self.disks_answer = True
         self.replicas: dict[int, FakeReplica] = {}
         self.streams: dict[Stream, list[int]] = {}
         self.ended: dict[Stream, FinishReason] = {}
@@ -341,10 +389,13 @@ class Cluster:
         draft_hit_rate: float | None = None,
         process: int | None = None,
         predecessor: Predecessor | None = None,
+        disk: FakeDisk | None = None,
+        mirror: bool = False,
+        kv_disk: KVDisk | None = None,
     ) -> FakeReplica:
         """A replica with a fake model that has `faults` (`octavo.worker.fake.faults`), and a draft model if this has a
-        hit rate, or with `runner`; of worker-`incarnation` unless named, and in a process of its own; what it knows of
-        the `predecessor` it tells."""
+        hit rate, or with `runner`; it has `disk`, if any; of worker-`incarnation` unless named, and in a process of its
+        own; what it knows of the `predecessor` it tells."""
         if runner is None:
             runner = SpoilableRunner(
                 self._directory,
@@ -356,7 +407,7 @@ class Cluster:
                 draft_model=None if draft_hit_rate is None else "draft",
                 draft_hit_rate=draft_hit_rate or 0.0,
             )
-        replica = FakeReplica(runner, incarnation, costs, process)
+        replica = FakeReplica(runner, incarnation, costs, process, disk, kv_disk or KVDisk(mirror=mirror))
         if worker_id is not None:
             replica.hello = msgspec.structs.replace(replica.hello, worker_id=worker_id)
         replica.hello = msgspec.structs.replace(replica.hello, predecessor=predecessor)
@@ -386,6 +437,8 @@ class Cluster:
         for incarnation, replica in list(self.replicas.items()):
             if replica.plans:
                 self.answer(incarnation, fail=fail, spoil=spoil, spoil_output=spoil_output)
+            if replica.to_read and self.disks_answer and incarnation in self.replicas:
+                self.read(incarnation)
 
     def answer(
         self, incarnation: int, *, fail: bool = False, spoil: str | None = None, spoil_output: str | None = None
@@ -394,6 +447,10 @@ class Cluster:
         spoiled, without_output = self._sequence_ids(spoil), self._sequence_ids(spoil_output)
         result = self.replicas[incarnation].execute(fail=fail, spoil=spoiled, spoil_output=without_output)
         self.handle(StepAnswered(incarnation, result))
+
+    def read(self, incarnation: int) -> None:
+        """Lets the disk of one replica answer what it was asked for first."""
+        self.handle(DiskAnswered(incarnation, self.replicas[incarnation].read()))
 
     def _sequence_ids(self, request_id: str | None) -> set[int]:
         return set() if request_id is None else {each.placement.sequence_id for each in self.groups[request_id].live}

@@ -118,6 +118,7 @@ class Promises:
             # One that has come back may have been the one to go at once.
             is_left = group.status is not SequenceStatus.RUNNING and group.preemptions == before.preemptions[group]
             may_come = group.status is SequenceStatus.SWAPPED or core.replica_table.takes(replica, group)
+            may_come = may_come and not group.is_fetching
             assert not (is_left and may_come and group not in suspects and group.order < latest.order), (
                 f"{latest.request_id} comes back to {replica.hello.worker_id} before {group.request_id}"
             )
@@ -131,6 +132,7 @@ class Promises:
             is_wanted = (
                 group in waited
                 and group not in core.request_table.suspects
+                and not group.is_fetching
                 and group.faults.non_finite_on != replica.replica_id
             )
             assert not (is_wanted and fits(core, group.request, replica)), (

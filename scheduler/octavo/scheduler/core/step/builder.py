@@ -8,6 +8,7 @@ from octavo.scheduler.core.admission import (
     Obstacle,
     ObstacleKind,
     capacity_obstacle,
+    disk_obstacle,
     returns_before,
     start_obstacle,
 )
@@ -113,7 +114,8 @@ class StepBuilder:
         kv = replica.kv
         if whole_prompt and self.num_tokens and (uncomputed := kv.num_uncomputed(group)) > self.budget:
             return Obstacle(ObstacleKind.TOKEN_BUDGET, uncomputed, self.budget)
-        return capacity_obstacle(group.request, replica) or start_obstacle(kv, group, self.num_kept)
+        lacks = disk_obstacle(group) if group.reads is not None else None
+        return lacks or capacity_obstacle(group.request, replica) or start_obstacle(kv, group, self.num_kept)
 
     def return_obstacle(self, group: SequenceGroup) -> Obstacle | None:
         """Returns what keeps a swapped group, the first of all that have lost their blocks, from coming back in this
@@ -336,9 +338,10 @@ class StepBuilder:
 
     def send(self, epoch: int, now: float) -> StepPlan | None:
         """Returns the plan and makes the step outstanding; None if there is nothing to do."""
-        if not self.work and not self.swap_out:
+        replica, told, disk = self.replica, self.replica.next_plan, self.replica.kv.disk
+        if not self.work and not self.swap_out and not (disk is not None and disk.wants_plan):
             return None
-        replica, told = self.replica, self.replica.next_plan
+        disk_moves = disk.moves(self.step_id) if disk is not None else None
         stored, loaded = replica.kv.tier_moves(self.step_id)
         drafts = {sequence.placement.sequence_id: draft for _, sequence, draft in self.drafts}
         pending = [(owner, remap) for owner, remap in told.remaps if _is_current(replica, owner, remap)]
@@ -355,6 +358,7 @@ class StepBuilder:
             work=self.work,
             drafts=[SequenceDraft(sequence_id, draft.token_ids) for sequence_id, draft in drafts.items()],
             proposals=[Proposal(sequence_id, count) for sequence_id, count in self.proposals.items()],
+            disk=disk_moves,
         )
         changed = [owner for owner, _ in pending] + self.admitted
         step = OutstandingStep(
