@@ -21,8 +21,8 @@ from octavo.worker.runner import Payload
 
 logger = logging.getLogger(__name__)
 
-# The bytes of a piece, which is read at once, and the pieces under way.
-_PIECE_BYTES, _PIECES = 4 << 20, 4
+# The bytes, and the blocks at most, of a piece, which is read at once; and the pieces under way.
+_PIECE_BYTES, _PIECE_BLOCKS, _PIECES = 4 << 20, 256, 4
 _MEASURED_BLOCKS, _MEASURE_TIMEOUT_S = 8, 2.0
 
 
@@ -77,7 +77,7 @@ class BlockDisk:
         self._fill = fill
         self._fetches: deque[_Fetch] = deque()
         self._under_way: dict[Ticket, _Piece] = {}
-        size = max(1, _PIECE_BYTES // block_bytes)
+        size = max(1, min(_PIECE_BYTES // block_bytes, _PIECE_BLOCKS))
         self._spare = [[bytearray(block_bytes) for _ in range(size)] for _ in range(_PIECES)]
 
     def fileno(self) -> int:

@@ -9,6 +9,7 @@ from msgspec import structs
 
 from octavo.scheduler.core.config import Policy, Preemption, SchedulerConfig
 from octavo.testing.simulation.device import Hardware
+from octavo.testing.simulation.disk import DiskPlan
 from octavo.testing.simulation.faults import FAULTS, GENTLE, Fault
 from octavo.testing.simulation.workload import MAX_POISONS, ClientPlan, Model, Workload
 from octavo.wire.base import MAX_SEQUENCES
@@ -38,7 +39,7 @@ _DRAFT_MODELS: list[dict[str, Any]] = [{}, {"draft_model": "draft", "draft_hit_r
 class Scenario:
     """`faults` are by time; `poisons` are what some prompts do to devices; `step_s` is about how long a step takes;
     `grace_s` how long frontends wait for a scheduler; with `loses_aborts` they never tell it that a request is over.
-    With `guesses_wildly` the scheduler's drafts are an adversary's."""
+    With `guesses_wildly` the scheduler's drafts are an adversary's. On `disk` workers keep blocks, if there is one."""
 
     config: SchedulerConfig
     model: Model
@@ -52,6 +53,7 @@ class Scenario:
     grace_s: float
     loses_aborts: bool
     guesses_wildly: bool
+    disk: DiskPlan | None
 
     @property
     def is_calm(self) -> bool:
@@ -106,6 +108,20 @@ def draw(seed: int, directory: Path) -> Scenario:
         grace_s=random.choice((PATIENT_S, PATIENT_S, PATIENT_S, _IMPATIENT_S)),
         loses_aborts=random.random() < (0.5 if is_calm else 0.2),
         guesses_wildly=guesses_wildly,
+        disk=_disk(Random(f"disk {seed}")),
+    )
+
+
+def _disk(random: Random) -> DiskPlan | None:
+    if random.random() < 0.4:
+        return None
+    stuck_at = random.uniform(0.0, _BUSY_S)
+    return DiskPlan(
+        mirror=random.random() < 0.6,
+        read_s=random.choice((0.001, 0.05, 0.5)),
+        drop_rate=random.choice((0.0, 0.0, 0.3)),
+        miss_rate=random.choice((0.0, 0.0, 0.2)),
+        stuck=(stuck_at, stuck_at + random.choice((0.0, 0.0, 3.0, 15.0))),
     )
 
 

@@ -10,6 +10,7 @@ from octavo.runtime.models.directory import fingerprint
 from octavo.testing.simulation.clock import Action, Clock, Process
 from octavo.testing.simulation.crowd import Crowd
 from octavo.testing.simulation.device import Device
+from octavo.testing.simulation.disk import SimulatedDisk
 from octavo.testing.simulation.faults import Fault
 from octavo.testing.simulation.network import Dealer, Network
 from octavo.testing.simulation.processes.frontend import FrontendProcess
@@ -50,6 +51,8 @@ class Simulation:
             place: Device(self.scenario.step_s * hardware.slowness, hardware.most_sequences, self.scenario.poisons)
             for place, hardware in self.hardware.items()
         }
+        plan = self.scenario.disk
+        self.disk = SimulatedDisk(plan, Random(f"reads {seed}")) if plan is not None else None
         self.fingerprint = fingerprint(directory)
         self.crowd = Crowd(self)
         self.supervisor = Supervisor(self)

@@ -4,6 +4,7 @@ happened."""
 from collections import Counter
 
 from octavo.scheduler.core.events import (
+    DiskAnswered,
     Effect,
     FrontendLost,
     LossCause,
@@ -112,6 +113,10 @@ class Watch:
             case Handled(_, StepAnswered(replica_id, result)):
                 self._check_current(replica_id)
                 self._answered(result)
+            case Handled(_, DiskAnswered(replica_id, answer)):
+                self._check_current(replica_id)
+                self.counts["blocks found on a disk"] += sum(answer.found)
+                self.counts["blocks not found on a disk"] += len(answer.found) - sum(answer.found)
             case Handled(_, ReplicaHeard(replica_id, draining)):
                 self._check_current(replica_id)
                 self._draining |= {replica_id} if draining else set()
@@ -210,6 +215,9 @@ class Watch:
 
     def _planned(self, plan: StepPlan) -> None:
         self._outstanding[plan.incarnation] += 1
+        if plan.disk is not None:
+            self.counts["blocks stored on a disk"] += len(plan.disk.store)
+            self.counts["disks cleared"] += plan.disk.clear
         self.counts.update(
             {
                 "plans": 1,
@@ -236,4 +244,6 @@ def _held(core: Scheduler) -> list[Key]:
 def _num_held(replica: Replica) -> int:
     """Blocks, on the device and in CPU memory, that are neither free nor pinned."""
     kv = replica.kv
-    return kv.num_blocks - kv.num_free - kv.num_pinned + kv.num_cpu_blocks - kv.num_cpu_free
+    # A disk that never answers keeps what it was given.
+    num_reading = len(kv.disk.held) if kv.disk is not None else 0
+    return kv.num_blocks - kv.num_free - kv.num_pinned + kv.num_cpu_blocks - kv.num_cpu_free - num_reading

@@ -61,6 +61,7 @@ class Supervisor:
             self._worker_ended,
             speaks,
             self._last_words.get(place),
+            simulation.disk,
         )
 
     def start_frontend(self, place: str) -> None:

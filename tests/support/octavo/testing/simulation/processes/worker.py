@@ -9,9 +9,11 @@ import msgspec
 
 from octavo.testing.simulation.clock import NEVER, Process
 from octavo.testing.simulation.device import Device, Ending, Hardware, PoisonedError, SimulatedRunner, Witness
+from octavo.testing.simulation.disk import DiskStore, SimulatedDisk
 from octavo.testing.simulation.network import Dealer, Network
 from octavo.wire.base import SCHEMA_VERSION
 from octavo.wire.steps import Predecessor, WorkerHello
+from octavo.worker.block_disk import BlockDisk
 from octavo.worker.fake.runner import FAKE_COSTS
 from octavo.worker.health import Liveness
 from octavo.worker.loop import WorkerLoop
@@ -56,12 +58,16 @@ class WorkerProcess(Process):
         ended: "Callable[[WorkerProcess, Ending, str], None]",
         speaks: type[WorkerProtocol] = WorkerProtocol,
         predecessor: Predecessor | None = None,
+        disk: SimulatedDisk | None = None,
     ) -> None:
         super().__init__(network.clock, place)
         self.dealer = Dealer(network, "workers", place, self)
         self._random = random
         self._runner = SimulatedRunner(hardware, device, random, self.stall, tell)
-        self.protocol = speaks(place, self._runner, self._draw_incarnation, FAKE_COSTS, predecessor)
+        kept = self._opened(disk) if disk is not None and hardware.num_cpu_blocks else None
+        # Unmeasured, it is used even where to compute tokens takes nobody any time.
+        costs = FAKE_COSTS if kept is None else None
+        self.protocol = speaks(place, self._runner, self._draw_incarnation, costs, predecessor, kept)
         self._signals = _Signals()
         liveness = Liveness(self._time)
         self.has_served = False
@@ -80,6 +86,7 @@ class WorkerProcess(Process):
             self._loop._beat_if_due()
             self._loop._receive()
             self._loop._answer_if_ready()
+            self._loop._report_fetched()
             assert self.protocol.epoch is None or not isinstance(self.protocol, OtherVersion), (
                 "it speaks another schema"
             )
@@ -98,6 +105,11 @@ class WorkerProcess(Process):
     def is_leaving(self) -> bool:
         """Tells whether it was asked to end."""
         return self._signals.requested
+
+    def _opened(self, disk: SimulatedDisk) -> BlockDisk:
+        identity = self._runner.kv_identity
+        store = DiskStore(disk, identity, self)
+        return BlockDisk(store, disk.plan.description, identity.block_bytes, self._runner.fill_cpu_block)
 
     def _welcomed(self) -> None:
         self.has_served = True
