@@ -10,7 +10,7 @@ from octavo.scheduler.core.sequence import Sequence, SequenceGroup
 from octavo.scheduler.core.speculation.draft import DraftSource
 from octavo.scheduler.server.admin_messages import write_load
 from octavo.scheduler.server.metrics import RequestSpans, SchedulerMetrics
-from octavo.testing.cluster import VOCABULARY, make_request
+from octavo.testing.cluster import VOCABULARY, FakeDisk, make_request
 from octavo.testing.fakes.drafters import Foresight, ScriptedDrafter
 from octavo.testing.metrics import told
 from octavo.v1.admin_pb2 import GetLoadResponse
@@ -64,6 +64,21 @@ def test_a_prompt_that_is_found_computed_is_counted_as_such(make_cluster: MakeCl
     found = watched.told()
     assert (found["octavo_prefix_lookup_tokens_total"], found["octavo_prefix_hit_tokens_total"]) == (18, 8)
     assert found["octavo_blocks_cached worker-1"] >= 2
+
+
+def test_what_disks_are_given_and_asked_for_is_counted(make_cluster: MakeCluster) -> None:
+    watched, disk = Watched(make_cluster), FakeDisk()
+    for incarnation, name in ((1, "a"), (2, "b")):
+        watched.cluster.join(incarnation, block_size=4, num_cpu_blocks=20, disk=disk, mirror=True)
+        watched.cluster.submit(make_request(name, 9, 8, shared=9))
+        watched.cluster.run()
+        watched.cluster.step()
+        watched.cluster.leave(incarnation)
+    found = watched.told()
+    # The first asks for one in vain, the second for one and then for the other.
+    assert (found["octavo_disk_fetched_blocks_total"], found["octavo_disk_found_blocks_total"]) == (3, 2)
+    # The same tokens twice: of those that the second has computed itself it does not know that they are there.
+    assert (found["octavo_disk_stored_blocks_total"], len(disk)) == (4 + 2, 4)
 
 
 def test_drafts_are_counted_by_source_and_place(make_cluster: MakeCluster) -> None:

@@ -94,6 +94,8 @@ class SchedulerMetrics(SchedulerObserver, Collector):
         self._lost, self._aborted = Tally(*LossCause), 0
         self._prompt_tokens = self._cached_tokens = 0
         self._computed = self._sampled = 0
+        # Blocks that workers' disks were to keep, were asked for, and had.
+        self._stored = self._fetched = self._found = 0
         sources = [source.value for source in DraftSource]
         self._drafts, self._guesses, self._accepted = Tally(*sources), Tally(*sources), Tally(*sources)
         # By the place of a guess in its draft, from 0 on.
@@ -146,6 +148,13 @@ class SchedulerMetrics(SchedulerObserver, Collector):
         self._step_tokens.observe(tokens_computed)
         self._step_requests.observe(sequences)
 
+    def stored(self, num_blocks: int) -> None:
+        self._stored += num_blocks
+
+    def fetched(self, num_blocks: int, num_found: int) -> None:
+        self._fetched += num_blocks
+        self._found += num_found
+
     def drafted(self, source: str, guesses: int, accepted: int) -> None:
         self._drafts.add(source)
         self._guesses.add(source, guesses)
@@ -179,6 +188,9 @@ class SchedulerMetrics(SchedulerObserver, Collector):
         yield counter("octavo_requests_aborted", "Requests dropped before their end.", self._aborted)
         yield counter("octavo_prefix_lookup_tokens", "Tokens of prompts looked up in the cache.", self._prompt_tokens)
         yield counter("octavo_prefix_hit_tokens", "Those of them found computed.", self._cached_tokens)
+        yield counter("octavo_disk_stored_blocks", "KV blocks given to workers' disks.", self._stored)
+        yield counter("octavo_disk_fetched_blocks", "KV blocks that workers' disks were asked for.", self._fetched)
+        yield counter("octavo_disk_found_blocks", "Those of them that they had.", self._found)
         yield gauge("octavo_frontends", "Frontends with a lease.", load.frontends)
         yield gauge("octavo_pinned_prefixes", "Prefixes that stay computed.", load.pinned_prefixes)
         yield self._lost.family("octavo_workers_lost", "Workers that counted as lost.", "cause")

@@ -10,7 +10,7 @@ from octavo.v1 import admin_pb2 as pb
 from octavo.wire.sampling import SamplingParams
 from octavo.worker.fake.runner import FakeVocabulary, expected_tokens
 
-from .conftest import StartStack
+from ..conftest import StartStack
 
 pytestmark = pytest.mark.system
 
