@@ -11,7 +11,9 @@ from octavo.scheduler.core import workers
 from octavo.scheduler.core.admission import ObstacleKind
 from octavo.scheduler.core.events import DiskAnswered, LossCause, PrefixPinned, StepAnswered, WorkerDrained
 from octavo.scheduler.core.explain import explain
+from octavo.scheduler.kv.blocks import CachedBlocks
 from octavo.scheduler.kv.disk_tier import DiskTier, disk_pays
+from octavo.scheduler.kv.prefix_cache import CachedBlock
 from octavo.testing.cluster import Cluster, FakeDisk, FakeReplica, make_request, reference_tokens
 from octavo.testing.scenarios import plans
 from octavo.wire.costs import PrefillCosts, StepCosts, SwapCosts
@@ -501,3 +503,67 @@ def test_a_suspect_asks_no_disk(make_cluster: MakeCluster) -> None:
         cluster.step()
     cluster.disks_answer = True
     finish(cluster, again(OLD))
+
+
+def test_what_an_outstanding_step_fills_is_stored_once_that_is_done(make_cluster: MakeCluster) -> None:
+    disk = FakeDisk()
+    cluster = make_cluster(watermark=0.0, max_steps_in_flight=2)
+    replica = cluster.join(num_blocks=40, block_size=2, num_cpu_blocks=40, disk=disk)
+    cluster.submit(OLD)
+    # It asks the disk, in vain.
+    cluster.step()
+    cluster.schedule()
+    # The same begins beside it, with blocks that are still to be filled.
+    cluster.submit(again(OLD))
+    cluster.schedule()
+    assert len(replica.plans) == 2
+    assert replica.plans[1].starts
+    assert replica.plans[1].disk is None
+    finish(cluster, OLD, again(OLD))
+    assert len(disk) == 7
+
+
+def contents(count: int, kv_group: int = 0) -> list[CachedBlock]:
+    return [CachedBlock(bytes([number]) * 32, kv_group, number) for number in range(count)]
+
+
+def alone(num_cpu_blocks: int) -> tuple[DiskTier, CachedBlocks]:
+    """A tier by itself, and its CPU blocks."""
+    cpu = CachedBlocks(num_cpu_blocks, 1, prefix_caching=True)
+    return DiskTier(CachedBlocks(4, 1, prefix_caching=True), cpu, KVDisk()), cpu
+
+
+def test_what_a_group_has_in_cpu_memory_makes_no_way_for_what_it_reads() -> None:
+    tier, cpu = alone(4)
+    first, second, *_ = contents(2)
+    # The block that would be taken next.
+    (held,) = cpu.take(1)
+    cpu.cache.insert(first, held, None)
+    cpu.release([held])
+    for block_id in [block_id for block_id in cpu.pool.free_block_ids if block_id != held]:
+        cpu.pool.used(block_id)
+    assert next(iter(cpu.pool.free_block_ids)) == held
+    (read,) = tier.fetch([second], [held], goes_on=True)
+    assert read.num_blocks == 1
+    assert cpu.cache.content(held) == first
+    assert held not in tier.held
+
+
+def test_reads_take_half_of_the_cpu_blocks_at_most() -> None:
+    tier, cpu = alone(10)
+    (read,) = tier.fetch(contents(8), [], goes_on=True)
+    assert read.num_blocks == len(tier.held) == 5
+    assert tier.fetch(contents(12)[8:], [], goes_on=True) == []
+    assert cpu.pool.num_free == 5
+
+
+def test_a_step_that_reads_alone_tells_nothing_of_how_long_the_models_first_may_take(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(first_step_timeout_s=77.0, step_timeout_s=1.0)
+    cluster.join(num_blocks=40, block_size=2, num_cpu_blocks=40, disk=FakeDisk())
+    cluster.submit(OLD)
+    cluster.step()
+    steps = cluster.core.replicas[1].steps
+    assert cluster.core.replicas[1].stats.steps == 1
+    assert steps.deadlines.allowance(16) == 77.0
+    cluster.run()
+    assert steps.deadlines.allowance(16) < 77.0

@@ -1,7 +1,8 @@
 """Measures the silence of streams whose worker dies: `python -m octavo.bench.whole.failover [CASES] [--kills N]`.
 
 Real processes: two workers share 64 streams (`long`: six with prompts of 7,600 tokens), and one of them is killed (-9)
-at a random moment, again and again, each time with new streams. The clients know how long each stream was silent; the
+at a random moment, again and again, each time with new streams. With `mirror` and `long-mirror` they keep what they
+compute on a disk, where the other finds it. The clients know how long each stream was silent; the
 scheduler's event log says, by the same clock, where that time went:
 
 * detect: until the scheduler knew that the worker is gone
@@ -128,12 +129,23 @@ class _Case:
     streams: int = 64
     prompt_tokens: int = 64
     max_tokens: int = 1900
+    # The workers have a disk, on which what they compute is mirrored.
+    mirrors: bool = False
 
 
 _CASES: Final = {
     "fake": _Case({"OCTAVO_DEVICE": "fake", "OCTAVO_FAKE_STEP_MS": "20", **_BLOCKS}),
     "model": _Case({**_MODEL, **_BLOCKS}, is_real=True),
+    "mirror": _Case({**_MODEL, **_BLOCKS, "OCTAVO_NUM_CPU_BLOCKS": "2048"}, is_real=True, mirrors=True),
     "long": _Case({**_MODEL, "OCTAVO_NUM_BLOCKS": "3200"}, is_real=True, streams=6, prompt_tokens=7600, max_tokens=500),
+    "long-mirror": _Case(
+        {**_MODEL, "OCTAVO_NUM_BLOCKS": "3200", "OCTAVO_NUM_CPU_BLOCKS": "6400"},
+        is_real=True,
+        streams=6,
+        prompt_tokens=7600,
+        max_tokens=500,
+        mirrors=True,
+    ),
 }
 
 
@@ -205,7 +217,8 @@ def measure(name: str, kills: int, seed: int) -> FailoverRow:
     with tempfile.TemporaryDirectory(prefix="octavo-") as parent:
         directory = Path(parent) / "run"
         log = Path(parent) / "events"
-        environment = {**case.environment, "OCTAVO_EVENT_LOG": str(log)}
+        kept = {"OCTAVO_KV_DISK": str(Path(parent) / "kv"), "OCTAVO_KV_MIRROR": "1"} if case.mirrors else {}
+        environment = {**case.environment, "OCTAVO_EVENT_LOG": str(log), **kept}
         with Stack(_model(case, Path(parent) / "byte-model"), directory, environment) as stack:
             rounds = asyncio.run(_rounds(stack, kills, case, Random(seed)))
             # Its log is whole when it has ended.

@@ -224,6 +224,8 @@ class Composer:
                 return [self._value(item) for item in items]
             case inspect.StrType():
                 return "".join(rng.choices(_CHARACTERS, k=self._length(kind.min_length, kind.max_length)))
+            case inspect.BytesType():
+                return rng.randbytes(self._length(kind.min_length, kind.max_length))
             case inspect.IntType():
                 return self._int(kind)
             case inspect.FloatType():

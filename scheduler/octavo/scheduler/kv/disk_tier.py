@@ -124,8 +124,13 @@ class DiskTier:
         for block_id in list(self._to_store):
             if len(stores) == _MAX_STORED:
                 break
-            content = self._to_store.pop(block_id)
-            if content not in self._known and self._device.cache.confirmed_content(block_id) == content:
+            content, cache = self._to_store[block_id], self._device.cache
+            is_held = content not in self._known and cache.content(block_id) == content
+            if is_held and cache.confirmed_content(block_id) is None:
+                # The step that fills it is outstanding.
+                continue
+            del self._to_store[block_id]
+            if is_held:
                 stores.append((block_id, content))
         return stores
 
@@ -186,9 +191,10 @@ class DiskTier:
         fetch.read.end(is_complete=all(found))
 
     def look(self, now: float) -> None:
-        """Lets nobody wait any longer for reads that take too long."""
-        for fetch in self._fetches:
-            fetch.read.look(now, _READ_TIMEOUT_S)
+        """Lets nobody wait any longer for reads that take too long; those whose step is not done have not begun."""
+        for fetches in self._under_way.values():
+            for fetch in fetches:
+                fetch.read.look(now, _READ_TIMEOUT_S)
 
     # -- steps ------------------------------------------------------------------------------------------------------
 

@@ -179,8 +179,6 @@ class KVCacheManager:
             self._pool.share(present(begin.found))
             if self.cpu_tier is not None:
                 self.cpu_tier.hold([*begin.loads.values()])
-            if self.disk is not None:
-                self.disk.keep(present(begin.found))
         return [
             move
             for sequence, begin in zip(sequences, begins, strict=True)
@@ -190,6 +188,9 @@ class KVCacheManager:
     def _begin_table(self, sequence: Sequence, begin: Begin, step_id: int) -> list[BlockMove]:
         groups, placement = begin.found, sequence.placement
         fillers = [self._cache.filler(block_id) for block_id in present(begin.found)]
+        if self.disk is not None:
+            # Used for the second time.
+            self.disk.keep(present(begin.found))
         if begin.loads and self.cpu_tier is not None:
             fillers += [self.cpu_blocks.cache.filler(cpu_block) for cpu_block in begin.loads.values()]
             for (kv_group, index), cpu_block in begin.loads.items():

@@ -339,9 +339,9 @@ class StepBuilder:
     def send(self, epoch: int, now: float) -> StepPlan | None:
         """Returns the plan and makes the step outstanding; None if there is nothing to do."""
         replica, told, disk = self.replica, self.replica.next_plan, self.replica.kv.disk
-        if not self.work and not self.swap_out and not (disk is not None and disk.wants_plan):
-            return None
         disk_moves = disk.moves(self.step_id) if disk is not None else None
+        if not self.work and not self.swap_out and disk_moves is None:
+            return None
         stored, loaded = replica.kv.tier_moves(self.step_id)
         drafts = {sequence.placement.sequence_id: draft for _, sequence, draft in self.drafts}
         pending = [(owner, remap) for owner, remap in told.remaps if _is_current(replica, owner, remap)]
