@@ -38,6 +38,6 @@ def test_every_surface_is_attacked() -> None:
 @pytest.mark.parametrize(("surface", "name"), ATTACKS)
 def test_bad_messages_do_no_harm(stack: Stack, surface: str, name: str, part: int) -> None:
     messages = max(1, MESSAGES[surface] // len(SURFACES[surface]) // part)
-    report = run(stack, SURFACES[surface][name], messages, seed=0)
+    report = run(stack, SURFACES[surface][name], messages, seed=part % 8)
     assert not report.faults, report
     assert sum(report.answers.values()) > 0
