@@ -533,6 +533,23 @@ def alone(num_cpu_blocks: int) -> tuple[DiskTier, CachedBlocks]:
     return DiskTier(CachedBlocks(4, 1, prefix_caching=True), cpu, KVDisk()), cpu
 
 
+def test_a_block_that_holds_something_else_by_then_is_not_stored_for_what_it_held() -> None:
+    device = CachedBlocks(1, 1, prefix_caching=True)
+    tier = DiskTier(device, CachedBlocks(4, 1, prefix_caching=True), KVDisk())
+    first, second = contents(2)
+    for content in (first, second):
+        (block_id,) = device.take(1)
+        device.cache.insert(content, block_id, None)
+        if content is first:
+            tier.keep([block_id])
+        device.release([block_id])
+    assert tier.moves(1) is None
+    tier.keep([block_id])
+    moves = tier.moves(1)
+    assert moves is not None
+    assert [(each.value, each.block_id) for each in moves.store] == [(second.value, block_id)]
+
+
 def test_what_a_group_has_in_cpu_memory_makes_no_way_for_what_it_reads() -> None:
     tier, cpu = alone(4)
     first, second, *_ = contents(2)
