@@ -21,8 +21,9 @@ from octavo.worker.runner import Payload
 
 logger = logging.getLogger(__name__)
 
-# The bytes, and the blocks at most, of a piece, which is read at once; and the pieces under way.
-_PIECE_BYTES, _PIECE_BLOCKS, _PIECES = 4 << 20, 256, 4
+# The bytes, and the blocks at most, of a piece, which is read at once; and the pieces under way. On a CPU nobody looks
+# at what was read before a step is done: so much is waiting then that many requests can start at once.
+_PIECE_BYTES, _PIECE_BLOCKS, _PIECES = 4 << 20, 256, 24
 _MEASURED_BLOCKS, _MEASURE_TIMEOUT_S = 8, 2.0
 
 

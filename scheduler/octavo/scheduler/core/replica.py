@@ -230,7 +230,9 @@ class Replica:
         """Has the disk read what the group begins with and no block holds; returns whether it has to wait for that."""
         if self.kv.disk is None or not group.may_fetch(self.replica_id):
             return False
-        reads = self.kv.fetch(group, goes_on=bool(group.reads and group.reads.get(self.replica_id)))
+        # What ran before is likely to be there from the first block on: its worker was lost, or its blocks were taken.
+        goes_on = group.comes_back or bool(group.reads and group.reads.get(self.replica_id))
+        reads = self.kv.fetch(group, goes_on=goes_on)
         if reads:
             group.fetches(self.replica_id, reads)
         return bool(reads)

@@ -139,7 +139,7 @@ class DiskTier:
     def fetch(self, contents: Ordered[CachedBlock], keep: list[int], *, goes_on: bool) -> list[DiskRead]:
         """Has what a group begins with read, as far as there is room in CPU memory besides the blocks to `keep`;
         returns the reads to wait for. Where it is not known that the first is there, that alone is asked for: most
-        often it is missing, and then all are. With `goes_on` the one before it was there."""
+        often it is missing, and then all are. With `goes_on` it is likely to be there."""
         if any(fetch.read.is_late for fetch in self._fetches):
             return []
         reads: list[DiskRead] = []

@@ -112,7 +112,7 @@ class KVMemory(Protocol):
 
     def fetch(self, group: SequenceGroup, *, goes_on: bool) -> list[DiskRead]:
         """Has the disk read what the group begins with and no block holds, as far as there is room; returns the reads
-        that it waits for, with those that others began. It `goes_on` where all that it asked for before was there."""
+        that it waits for, with those that others began. With `goes_on` it is likely to be there."""
 
     def allocate(self, group: SequenceGroup, step_id: int) -> list[BlockMove]:
         """Gives each holder of the group, which has nothing, the blocks of all its known tokens; returns the copies
