@@ -76,6 +76,14 @@ def test_a_test_that_fails_anyway_ends_the_run(repository: Path) -> None:
         _judge(repository, _mutant("a - b"))
 
 
+def test_no_path_is_longer_for_a_mutant(repository: Path) -> None:
+    """The path of a socket may have about a hundred bytes: what binds one would fail for the name of a mutant."""
+    long = "from pathlib import Path\n\ndef test_path():\n    assert len(Path.cwd().name) <= len('baseline')\n"
+    (repository / "tests/scheduler/test_paths.py").write_text(long)
+    (verdict,) = _judge(repository, _mutant("b + a", "a-mutant-of-a-name-that-is-rather-long"))
+    assert verdict.killed_by is None
+
+
 def test_a_mutant_that_cannot_be_imported_is_not_killed(repository: Path) -> None:
     with pytest.raises(TestRunError, match="ZeroDivisionError"):
         _judge(repository, msgspec.structs.replace(_mutant("1 / 0"), within="", old="SUMS = 0", new="SUMS = 1 / 0"))

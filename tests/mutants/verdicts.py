@@ -82,7 +82,9 @@ def judge(mutants: Sequence[Mutant], repository: Path, *, processes: int) -> Ite
         baseline = Baseline(repository, directory)
         baseline.require(sorted({test for mutant in mutants for test in mutant.test_files(repository)}))
         with ThreadPoolExecutor(processes) as pool:
-            yield from pool.map(lambda mutant: _judge(mutant, baseline, directory / mutant.name), mutants)
+            # No path is longer than the baseline's, or a socket's may be too long for the system where it was not.
+            trees = (directory / str(number) for number in range(len(mutants)))
+            yield from pool.map(lambda mutant, tree: _judge(mutant, baseline, tree), mutants, trees)
 
 
 def _judge(mutant: Mutant, baseline: Baseline, tree: Path) -> Verdict:
