@@ -39,11 +39,11 @@ def a_worker_is_let_go_with_requests(patch: Patch) -> None:
 def a_worker_is_let_go_in_a_step(patch: Patch) -> None:
     see_off = workers._see_off
 
-    def at_once(state: SchedulerState, replica: Replica, is_over: bool) -> None:
+    def at_once(state: SchedulerState, replica: Replica, now: float, *, is_over: bool) -> None:
         if workers._is_done(state, replica):
             workers.dismiss(state, replica)
         else:
-            see_off(state, replica, is_over)
+            see_off(state, replica, now, is_over=is_over)
 
     patch.setattr(workers, "_see_off", at_once)
 

@@ -149,7 +149,7 @@ def test_the_hello_tells_of_the_disk(tmp_path: Path, store: MemoryStore) -> None
     plain = WorkerProtocol("w0", worker.runner, lambda: 1)
     hello = plain.beat()
     assert isinstance(hello, WorkerHello)
-    assert (hello.kv_disk, plain.fileno(), plain.fetched()) == (None, None, [])
+    assert (hello.kv_disk, plain.filenos(), plain.arrivals()) == (None, [], [])
 
 
 @pytest.mark.parametrize("kind", [SpoilableRunner, DeferredRunner])
@@ -177,16 +177,16 @@ def test_a_fetch_is_read_once_its_step_is_answered_and_answered_once(worker: Wor
     worker.prefill()
     worker.done(disk_plan(plan(2), store=[content(1, 3), content(2, 4)]))
     worker.protocol.receive(disk_plan(plan(3), fetch=[content(2, 6), content(77, 2), content(1, 0)]))
-    assert worker.protocol.fetched() == []
+    assert worker.protocol.arrivals() == []
     assert store.reading == []
     result = worker.protocol.answer()
     assert (result.step_id, result.outcome) == (3, StepOutcome.DONE)
-    assert worker.protocol.fetched() == []
+    assert worker.protocol.arrivals() == []
     store.serve()
     untouched = worker.cpu(2)
-    assert worker.protocol.fetched() == [BlocksFetched(EPOCH, INCARNATION, 3, [True, False, True])]
+    assert worker.protocol.arrivals() == [BlocksFetched(EPOCH, INCARNATION, 3, [True, False, True])]
     assert (worker.cpu(6), worker.cpu(0), worker.cpu(2)) == (PROMPT[4:8], PROMPT[:4], untouched)
-    assert worker.protocol.fetched() == []
+    assert worker.protocol.arrivals() == []
 
 
 def test_what_another_worker_stored_goes_on_with_the_same_tokens(tmp_path: Path, store: MemoryStore) -> None:
@@ -196,7 +196,7 @@ def test_what_another_worker_stored_goes_on_with_the_same_tokens(tmp_path: Path,
     second = Worker(tmp_path, store)
     second.done(disk_plan(plan(1), fetch=[content(1, 0), content(2, 1)]))
     store.serve()
-    assert second.protocol.fetched() == [BlocksFetched(EPOCH, INCARNATION, 1, [True, True])]
+    assert second.protocol.arrivals() == [BlocksFetched(EPOCH, INCARNATION, 1, [True, True])]
     result = second.done(
         plan(
             2,
@@ -214,7 +214,7 @@ def test_nothing_is_read_for_a_step_that_fails_or_is_skipped(worker: Worker, sto
     failing = worker.ask(disk_plan(plan(2, work=[work(404, 1)]), store=[content(1, 3)], fetch=[content(1, 0)]))
     skipped = worker.ask(disk_plan(plan(3, answered=1), store=[content(1, 3)], fetch=[content(1, 0)]))
     assert (failing.outcome, skipped.outcome) == (StepOutcome.FAILED, StepOutcome.SKIPPED)
-    assert (store.reading, store.blocks, worker.protocol.fetched()) == ([], {}, [])
+    assert (store.reading, store.blocks, worker.protocol.arrivals()) == ([], {}, [])
 
 
 def test_copies_of_a_step_that_fails_on_its_device_are_dropped(tmp_path: Path, store: MemoryStore) -> None:
@@ -234,13 +234,13 @@ def test_what_arrives_for_an_earlier_life_changes_nothing(worker: Worker, store:
     before = worker.cpu(0)
     worker.protocol.receive(WorkerUnregistered(EPOCH))
     store.serve()
-    assert worker.protocol.fetched() == []
+    assert worker.protocol.arrivals() == []
     assert worker.cpu(0) == before != PROMPT[:4]
     # The next life fetches as if nothing had been.
     worker.protocol.receive(WorkerWelcome(EPOCH))
     worker.done(disk_plan(plan(1, incarnation=INCARNATION + 1), fetch=[content(1, 0)]))
     store.serve()
-    assert worker.protocol.fetched() == [BlocksFetched(EPOCH, INCARNATION + 1, 1, [True])]
+    assert worker.protocol.arrivals() == [BlocksFetched(EPOCH, INCARNATION + 1, 1, [True])]
     assert worker.cpu(0) == PROMPT[:4]
 
 
@@ -262,7 +262,7 @@ def test_what_was_yet_to_be_read_for_an_earlier_life_is_not(
         worker.done(plan(step_id, incarnation=INCARNATION + 1))
     while store.reading:
         store.serve()
-        assert worker.protocol.fetched() == []
+        assert worker.protocol.arrivals() == []
     assert [worker.cpu(place) for place in (3, 4, 5)] == [[-1] * 4] * 3
 
 
@@ -288,7 +288,7 @@ def test_long_fetches_take_turns_in_a_few_buffers(
     answers: list[BlocksFetched] = []
     while store.reading:
         store.serve()
-        answers += worker.protocol.fetched()
+        answers += worker.protocol.arrivals()
     assert [(each.step_id, each.found) for each in answers] == [(3, [True] * 5), (4, [True, False])]
     assert [worker.cpu(place) for place in range(6)] == [PROMPT[:4], PROMPT[4:8]] * 2 + [PROMPT[:4], PROMPT[4:8]]
     assert len(store.buffers) <= 4

@@ -76,6 +76,9 @@ class ObservedRunner:
     def fill_cpu_block(self, block_id: int, payload: Payload) -> None:
         self._runner.fill_cpu_block(block_id, payload)
 
+    def peek_blocks(self, block_ids: Sequence[int], *, in_cpu: bool) -> list[Payload] | None:
+        return self._runner.peek_blocks(block_ids, in_cpu=in_cpu)
+
     def take_steps(self) -> list[StepRows]:
         steps, self.steps = self.steps, []
         return steps

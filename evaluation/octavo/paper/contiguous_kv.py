@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from octavo.scheduler.core.sequence import DiskRead, Sequence, SequenceGroup
+from octavo.scheduler.kv.blocks import Arrival, BlockTable
 from octavo.scheduler.kv.disk_tier import DiskTier
 from octavo.scheduler.kv.memory import Growth, MakeMemory, TokenRun
 from octavo.wire.steps import BlockMove, Remap
@@ -343,6 +344,22 @@ class ContiguousKV:
 
     def swap_in(self, group: SequenceGroup) -> list[BlockMove]:
         raise _never("swaps")
+
+    @property
+    def num_arriving(self) -> int:
+        return 0
+
+    def leaving(self, group: SequenceGroup) -> dict[Sequence, BlockTable]:
+        raise _never("moves")
+
+    def expect(self, tables: dict[Sequence, BlockTable]) -> Arrival:
+        raise _never("moves")
+
+    def arrive(self, arrival: Arrival, tables: dict[Sequence, BlockTable]) -> None:
+        raise _never("moves")
+
+    def give_up(self, arrival: Arrival) -> None:
+        raise _never("moves")
 
     def fetch(self, group: SequenceGroup, *, goes_on: bool) -> list[DiskRead]:
         return []

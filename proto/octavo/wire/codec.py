@@ -6,6 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from octavo.wire.base import Message
+from octavo.wire.peers import BlocksRead, ReadBlocks
 from octavo.wire.requests import FromFrontend, ToFrontend
 from octavo.wire.steps import FromWorker, ToWorker
 
@@ -34,3 +35,5 @@ decode_from_frontend: Final[Callable[[bytes], FromFrontend]] = _decoder(FromFron
 decode_to_frontend: Final[Callable[[bytes], ToFrontend]] = _decoder(ToFrontend)
 decode_from_worker: Final[Callable[[bytes], FromWorker]] = _decoder(FromWorker)
 decode_to_worker: Final[Callable[[bytes], ToWorker]] = _decoder(ToWorker)
+decode_to_peer: Final[Callable[[bytes], ReadBlocks]] = _decoder(ReadBlocks)
+decode_from_peer: Final[Callable[[bytes], BlocksRead]] = _decoder(BlocksRead)

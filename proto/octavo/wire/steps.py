@@ -92,6 +92,15 @@ class KVDisk(Value, frozen=True):
     mirror: bool = False
 
 
+class BlockServer(Value, frozen=True):
+    """Names where other workers read this one's blocks, and by its `identity` whom they are of use to: those that name
+    the same. Of a worker whose device is not its own memory only CPU blocks are read (`has_device`)."""
+
+    endpoint: Name
+    identity: Name
+    has_device: bool = True
+
+
 class WorkerHello(Message, frozen=True):
     """Registers a worker with the scheduler.
 
@@ -102,7 +111,7 @@ class WorkerHello(Message, frozen=True):
     not measure. Of the `world_size` ranks that share a replica's model the first
     registers, for all. `predecessor` is None if there was none that served, or one that left in order. `draft_model`
     names the smaller model that makes proposals here, if there is one; of it, each block holds keys and values too.
-    `kv_disk` is None if there is none.
+    `kv_disk` is None if there is none, and `block_server` if nobody can read blocks here.
     """
 
     schema_version: Count
@@ -121,6 +130,7 @@ class WorkerHello(Message, frozen=True):
     predecessor: Annotated[Predecessor | None, since(9)] = None
     draft_model: Annotated[Name | None, since(9)] = None
     kv_disk: Annotated[KVDisk | None, since(9)] = None
+    block_server: Annotated[BlockServer | None, since(9)] = None
 
 
 class WorkerWelcome(Fenced, frozen=True):
@@ -196,6 +206,22 @@ class DiskMoves(Value, frozen=True):
     clear: bool = False
     store: Annotated[list[BlockContent], Meta(max_length=MAX_BLOCKS_PER_SEQUENCE)] = field(default_factory=list)
     fetch: Annotated[list[BlockContent], Meta(max_length=MAX_FETCHED_BLOCKS)] = field(default_factory=list)
+
+
+class PullBlocks(FencedWork, frozen=True):
+    """Has a worker copy blocks of another one into its own CPU blocks, beside its steps; `BlocksPulled` answers once.
+
+    Each of the `moves` names a block of the worker that serves at `endpoint` as `source`, its incarnation: a CPU block
+    if `from_cpu`, else one of its device; and a CPU block here, which is the pull's until it is answered. Nothing is
+    written there before step `after_step_id` is done.
+    """
+
+    pull_id: Identity
+    after_step_id: Count
+    endpoint: Name
+    source: Identity
+    from_cpu: bool
+    moves: Annotated[list[BlockMove], Meta(min_length=1, max_length=MAX_BLOCKS_PER_SEQUENCE)]
 
 
 class SequenceStart(Value, frozen=True):
@@ -425,5 +451,13 @@ class BlocksFetched(FencedWork, frozen=True):
     found: Annotated[list[bool], Meta(max_length=MAX_FETCHED_BLOCKS)]
 
 
-FromWorker = WorkerHello | StepResult | BlocksFetched | Heartbeat | WorkerGoodbye
-ToWorker = WorkerWelcome | WorkerRefused | WorkerUnregistered | WorkerDismissed | StepPlan
+class BlocksPulled(FencedWork, frozen=True):
+    """Ends a pull: whether all CPU blocks that it named now hold what it was to bring. If not, any of them may hold
+    anything."""
+
+    pull_id: Identity
+    is_complete: bool
+
+
+FromWorker = WorkerHello | StepResult | BlocksFetched | BlocksPulled | Heartbeat | WorkerGoodbye
+ToWorker = WorkerWelcome | WorkerRefused | WorkerUnregistered | WorkerDismissed | StepPlan | PullBlocks

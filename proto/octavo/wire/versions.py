@@ -16,12 +16,18 @@ import msgspec
 from octavo.wire.base import OLDEST_SCHEMA_VERSION, SCHEMA_VERSION, Message
 from octavo.wire.codec import encode
 from octavo.wire.requests import PrefixCacheReset, Refused, ResetPrefixCache
-from octavo.wire.steps import BlocksFetched, WorkerRefused
+from octavo.wire.steps import BlocksFetched, BlocksPulled, PullBlocks, WorkerRefused
 
 # Members of enums that came later: since when, and what peers are told that do not know them.
 LATER_MEMBERS: Final[dict[enum.Enum, tuple[int, enum.Enum]]] = {}
 # Whole messages that came later: since when. Peers that do not know them get none.
-LATER_MESSAGES: Final[dict[type[Message], int]] = {ResetPrefixCache: 9, PrefixCacheReset: 9, BlocksFetched: 9}
+LATER_MESSAGES: Final[dict[type[Message], int]] = {
+    ResetPrefixCache: 9,
+    PrefixCacheReset: 9,
+    BlocksFetched: 9,
+    PullBlocks: 9,
+    BlocksPulled: 9,
+}
 
 _encode_plain: Final = msgspec.msgpack.Encoder().encode
 Cut = Callable[[Any], Any]

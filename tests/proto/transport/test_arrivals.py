@@ -15,7 +15,7 @@ import zmq
 from octavo.runtime.transport.arrivals import Arrivals
 from octavo.runtime.transport.messages import has_arrived, may_send
 from octavo.runtime.transport.sockets import connect_dealer
-from octavo.scheduler.server.wakeup import Wakeup
+from octavo.runtime.transport.wakeup import Wakeup
 
 _LONG_S = 60.0
 Socket = zmq.Socket[bytes]

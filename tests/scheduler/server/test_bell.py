@@ -4,7 +4,7 @@ import select
 import threading
 from contextlib import closing
 
-from octavo.scheduler.server.wakeup import Wakeup
+from octavo.runtime.transport.wakeup import Wakeup
 
 
 def ring_often(wakeup: Wakeup) -> None:

@@ -10,11 +10,11 @@ import pytest
 import zmq
 
 from octavo.runtime.transport.sockets import bind_router, connect_dealer
+from octavo.runtime.transport.wakeup import Wakeup
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.events import ReplicaJoined
 from octavo.scheduler.core.scheduler import Scheduler
 from octavo.scheduler.server.loop import SchedulerShell
-from octavo.scheduler.server.wakeup import Wakeup
 from octavo.testing.cluster import FakeReplica, write_fake_model
 from octavo.wire.codec import encode
 from octavo.wire.steps import WorkerWelcome

@@ -16,6 +16,7 @@ import zmq.asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo.runtime.transport.sockets import bind_router, connect_dealer
+from octavo.runtime.transport.wakeup import Wakeup
 from octavo.scheduler.core.config import Preemption, SchedulerConfig
 from octavo.scheduler.core.events import PrefixPinned, PrefixUnpinned
 from octavo.scheduler.core.scheduler import Scheduler
@@ -23,7 +24,6 @@ from octavo.scheduler.server.admin_service import start_admin_server
 from octavo.scheduler.server.event_log import Handled, Record, StepFeed, log_file, read_records, recorder, replay
 from octavo.scheduler.server.health import SERVICE
 from octavo.scheduler.server.loop import SchedulerShell
-from octavo.scheduler.server.wakeup import Wakeup
 from octavo.testing.cluster import FakeReplica, make_request, reference_tokens, write_fake_model
 from octavo.v1 import admin_pb2, admin_pb2_grpc
 from octavo.wire.base import OLDEST_SCHEMA_VERSION, SCHEMA_VERSION, Message

@@ -13,6 +13,8 @@ from octavo.runtime.transport.curve_keys import ClientKeys
 from octavo.runtime.transport.endpoints import check_endpoint, check_metrics
 from octavo.worker.model_settings import MEMORY, ConfigError, ModelSettings
 
+# Instead of an endpoint for other workers: nobody reads blocks here.
+NO_PEERS = "none"
 DEFAULT_KV_DISK_MEMORY = 20 << 30
 # It becomes part of a file name and of log lines.
 _WORKER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -75,6 +77,15 @@ class WorkerConfig(ModelSettings):
             " this worker is killed.",
         ),
     ] = False
+    peer_endpoint: Annotated[
+        str,
+        Option(
+            "--peer-endpoint",
+            "Where other workers copy KV blocks from, so that requests can move with what is computed of them:"
+            " ipc:///path, tcp://host:port, or none.",
+            shown_default="as the scheduler is reached",
+        ),
+    ] = ""
     health_address: Annotated[
         str,
         Option(
@@ -108,6 +119,8 @@ class WorkerConfig(ModelSettings):
 
     def __post_init__(self) -> None:
         check_endpoint(self.endpoint, insecure_tcp=self.insecure_tcp, has_keys=self.curve_keys is not None)
+        if self.peer_endpoint not in ("", NO_PEERS):
+            check_endpoint(self.peer_endpoint, insecure_tcp=self.insecure_tcp, has_keys=self.curve_keys is not None)
         if self.metrics_listen:
             check_metrics(self.metrics_listen, insecure=self.insecure_metrics)
         if not _WORKER_ID.fullmatch(self.worker_id):

@@ -17,6 +17,7 @@ from octavo.wire.codec import WireError, decode_to_worker, encode
 from octavo.wire.costs import StepCosts
 from octavo.wire.steps import HEARTBEAT_INTERVAL_S, StepPlan, ToWorker
 from octavo.worker.block_disk import BlockDisk
+from octavo.worker.block_pulls import BlockPulls
 from octavo.worker.health import Liveness
 from octavo.worker.metrics import WorkerMetrics
 from octavo.worker.process import LastWords, StopSignal
@@ -48,18 +49,19 @@ def serve(
     drain_timeout_s: float = DRAIN_TIMEOUT_S,
     words: LastWords,
     disk: BlockDisk | None = None,
+    pulls: BlockPulls | None = None,
 ) -> None:
     """Serves plans of the scheduler at `endpoint` until the scheduler dismisses this worker.
 
     SIGTERM and SIGINT ask for that; the loop then drains for at most `drain_timeout_s` seconds. It must run on the main
     thread. `keys` are needed if the scheduler has keys. `costs` are the costs measured on the runner, if any. `on_beat`
     is called at every heartbeat. `words` records how this process ends, for the next process of the same name. `disk`
-    keeps blocks, if there is one.
+    keeps blocks, and `pulls` takes others' and gives them this one's, if there are such.
 
     Raises `RefusedError` if the scheduler refuses this worker, `zmq.ZMQError` if `endpoint` cannot be used.
     """
     stop = StopSignal()
-    protocol = WorkerProtocol(worker_id, runner, lambda: secrets.randbits(64), costs, words.predecessor, disk)
+    protocol = WorkerProtocol(worker_id, runner, lambda: secrets.randbits(64), costs, words.predecessor, disk, pulls)
     with stop.installed(), zmq.Context() as context, connect_dealer(context, endpoint, keys) as socket:
         loop = WorkerLoop(
             *(socket, protocol, liveness, stop),
@@ -101,7 +103,7 @@ class WorkerLoop:
         self._poller = zmq.Poller()
         self._poller.register(socket, zmq.POLLIN)
         self._poller.register(stop.fileno(), zmq.POLLIN)
-        if (fileno := protocol.fileno()) is not None:
+        for fileno in protocol.filenos():
             self._poller.register(fileno, zmq.POLLIN)
         self._next_beat = clock()
         self._next_complaint = clock()
@@ -115,7 +117,7 @@ class WorkerLoop:
             self._wait()
             # The answer first: the scheduler plans the step after the next while the next is being launched.
             self._answer_if_ready()
-            self._report_fetched()
+            self._report_arrivals()
             self._receive()
         self._leave()
 
@@ -146,8 +148,8 @@ class WorkerLoop:
         self._metrics.answered(result, self._protocol.num_sequences)
         self._send(result)
 
-    def _report_fetched(self) -> None:
-        for message in self._protocol.fetched():
+    def _report_arrivals(self) -> None:
+        for message in self._protocol.arrivals():
             self._send(message)
 
     def _wait(self) -> None:

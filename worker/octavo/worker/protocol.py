@@ -11,9 +11,11 @@ from octavo.wire.costs import StepCosts
 from octavo.wire.steps import (
     BlockContent,
     BlocksFetched,
+    BlocksPulled,
     FromWorker,
     Heartbeat,
     Predecessor,
+    PullBlocks,
     SequenceFailure,
     StepOutcome,
     StepPlan,
@@ -28,6 +30,7 @@ from octavo.wire.steps import (
     WorkerWelcome,
 )
 from octavo.worker.block_disk import BlockDisk
+from octavo.worker.block_pulls import BlockPulls
 from octavo.worker.runner import BlockCopies, DoneStep, LaunchedStep, Runner, StepOutput
 from octavo.worker.sequence_table import SequenceTable, members_of
 from octavo.worker.sequences import WorkItem
@@ -71,12 +74,14 @@ class WorkerProtocol:
         costs: StepCosts | None = None,
         predecessor: Predecessor | None = None,
         disk: BlockDisk | None = None,
+        pulls: BlockPulls | None = None,
     ) -> None:
         self._worker_id = worker_id
         self._runner = runner
         self._costs = costs
         self._predecessor = predecessor
         self._disk = disk
+        self._pulls = pulls
         self._draw_incarnation = draw_incarnation
         self._table = SequenceTable(
             vocab_size=runner.model.vocab_size,
@@ -92,6 +97,8 @@ class WorkerProtocol:
         # By step, what is to be fetched once the scheduler knows that the step is done.
         self._to_fetch: dict[int, list[BlockContent]] = {}
         self.incarnation = self.process = draw_incarnation()
+        if pulls is not None:
+            pulls.serve_as(self.incarnation)
         self.epoch: int | None = None
         # The loop sets `draining`, so that beats say that this worker is to end; `dismissed` tells that the scheduler
         # has let it go.
@@ -117,6 +124,8 @@ class WorkerProtocol:
         match message:
             case StepPlan():
                 self._take(message)
+            case PullBlocks():
+                self._pull(message)
             case WorkerWelcome(epoch):
                 self._welcome(epoch)
             case WorkerUnregistered():
@@ -153,18 +162,24 @@ class WorkerProtocol:
             self._disk.fetch(result.step_id, contents)
         return result
 
-    def fileno(self) -> int | None:
-        """Returns a descriptor that is readable while `fetched` has something to do, or None without a disk."""
-        return None if self._disk is None else self._disk.fileno()
+    def filenos(self) -> list[int]:
+        """Returns descriptors that are readable while `arrivals` has something to do."""
+        return [source.fileno() for source in (self._disk, self._pulls) if source is not None]
 
-    def fetched(self) -> list[BlocksFetched]:
-        """Takes what the disk has read since the last call; returns the answers of the steps that it is all of."""
-        if self._disk is None:
-            return []
-        done = self._disk.fetched()
+    def arrivals(self) -> list[BlocksFetched | BlocksPulled]:
+        """Takes what the disk and other workers have given since the last call; returns the answers of the steps and
+        the pulls that it is all of."""
+        fetched = self._disk.fetched() if self._disk is not None else []
+        pulled = self._pulls.pulled(self._done_step_id) if self._pulls is not None else []
         if self.epoch is None:
             return []
-        return [BlocksFetched(self.epoch, self.incarnation, step_id, found) for step_id, found in done]
+        ours = self.epoch, self.incarnation
+        return [BlocksFetched(*ours, *each) for each in fetched] + [BlocksPulled(*ours, *each) for each in pulled]
+
+    @property
+    def _done_step_id(self) -> int:
+        """Returns the last step of which nothing is under way."""
+        return self._launched[0].plan.step_id - 1 if self._launched else self.last_step_id
 
     def goodbye(self) -> WorkerGoodbye | None:
         """Returns the last message of a registered worker, or None if no scheduler knows this worker."""
@@ -182,6 +197,8 @@ class WorkerProtocol:
             self._disk.forget()
         self._table.clear()
         self.incarnation = self._draw_incarnation()
+        if self._pulls is not None:
+            self._pulls.serve_as(self.incarnation)
         self.epoch = None
         self.last_step_id = 0
         self._failed_step_id = 0
@@ -205,6 +222,7 @@ class WorkerProtocol:
             predecessor=self._predecessor,
             draft_model=runner.draft_model,
             kv_disk=None if self._disk is None else self._disk.description,
+            block_server=None if self._pulls is None else self._pulls.description,
         )
 
     def _welcome(self, epoch: int) -> None:
@@ -239,6 +257,20 @@ class WorkerProtocol:
             # The plans before it may fail too, and then it was skipped.
             self._finish_all()
             self._answers.append(self._skip(plan) if self._skips(plan) else self._fail(plan, error))
+
+    def _pull(self, wanted: PullBlocks) -> None:
+        if (wanted.epoch, wanted.incarnation) != (self.epoch, self.incarnation):
+            self.dropped += 1
+            return
+        targets = [move.target for move in wanted.moves]
+        is_sound = len(set(targets)) == len(targets) and max(targets) < self._runner.num_cpu_blocks
+        if self._pulls is None:
+            logger.warning("dropped pull %d: this worker copies no blocks of others", wanted.pull_id)
+        elif is_sound:
+            self._pulls.pull(wanted)
+        else:
+            logger.warning("refused pull %d, which names CPU blocks that are not here, or one twice", wanted.pull_id)
+            self._pulls.refuse(wanted)
 
     def _skips(self, plan: StepPlan) -> bool:
         return plan.answered_step_id < self._failed_step_id

@@ -117,6 +117,8 @@ class Runner(Protocol):
 
     `kv_identity` says for whom the bytes of a block are of use, and how many they are. `read_blocks` copies device
     blocks, and `fill_cpu_block` writes what it has copied into a CPU block, which no step that is under way may use.
+    `peek_blocks` gives the bytes of blocks as they are, of the device or `in_cpu`, on any thread; None where there are
+    no such blocks, or where the device has a memory of its own.
     """
 
     model: ModelInfo
@@ -143,3 +145,5 @@ class Runner(Protocol):
     def read_blocks(self, block_ids: Sequence[int]) -> BlockCopies: ...
 
     def fill_cpu_block(self, block_id: int, payload: Payload) -> None: ...
+
+    def peek_blocks(self, block_ids: Sequence[int], *, in_cpu: bool) -> list[Payload] | None: ...

@@ -33,6 +33,7 @@ from octavo.runtime.transport.endpoints import (
     default_endpoint,
 )
 from octavo.runtime.transport.sockets import bind_router
+from octavo.runtime.transport.wakeup import Wakeup
 from octavo.scheduler.cli.admin_client import default_admin_address
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.scheduler import Scheduler
@@ -45,7 +46,6 @@ from octavo.scheduler.server.health import HealthLoop, HealthServicer
 from octavo.scheduler.server.kv_events import KVEventsConfig, kv_events
 from octavo.scheduler.server.loop import SchedulerShell
 from octavo.scheduler.server.metrics import RequestSpans, SchedulerMetrics
-from octavo.scheduler.server.wakeup import Wakeup
 
 _log = logging.getLogger(__name__)
 

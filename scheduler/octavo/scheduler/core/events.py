@@ -5,7 +5,7 @@ import enum
 
 from octavo.wire.base import Value
 from octavo.wire.requests import Lease, Prefix, Request, ToFrontend
-from octavo.wire.steps import BlocksFetched, StepResult, ToWorker, WorkerHello
+from octavo.wire.steps import BlocksFetched, BlocksPulled, StepResult, ToWorker, WorkerHello
 
 
 class LossCause(enum.StrEnum):
@@ -161,6 +161,13 @@ class DiskAnswered(Value, frozen=True, tag=True):
     answer: BlocksFetched
 
 
+class PullAnswered(Value, frozen=True, tag=True):
+    """A worker has copied blocks of another one, or could not."""
+
+    replica_id: int
+    answer: BlocksPulled
+
+
 class Tick(Value, frozen=True, tag=True):
     """Time has passed: leases and deadlines are to be checked."""
 
@@ -184,6 +191,7 @@ Event = (
     | QuarantineCleared
     | StepAnswered
     | DiskAnswered
+    | PullAnswered
     | Tick
 )
 
@@ -331,6 +339,9 @@ class SchedulerObserver:
 
     def fetched(self, num_blocks: int, num_found: int) -> None:
         """A worker's disk was asked for so many blocks and had `num_found` of them."""
+
+    def moved(self, num_blocks: int) -> None:
+        """A request goes on on another worker, with so many blocks."""
 
     def drafted(self, source: str, guesses: int, accepted: int) -> None:
         """A step has checked so many guesses of a sequence's next tokens, of which `accepted` became its tokens;

@@ -100,6 +100,8 @@ class Replica:
     # In order of arrival; changed by `add` and `remove` alone.
     running: list[SequenceGroup] = field(default_factory=list)
     num_running_seqs: int = 0
+    # Groups that are to go on elsewhere, with their blocks; they are in no new step.
+    moving: set[SequenceGroup] = field(default_factory=set)
     # In order of arrival.
     swapped: list[RequestGroup] = field(default_factory=list)
     prefixes: ReplicaPrefixes = field(default_factory=ReplicaPrefixes)
@@ -160,6 +162,8 @@ class Replica:
     @property
     def stepping(self) -> list[SequenceGroup]:
         """Returns the running groups that may be in the next step."""
+        if self.moving:
+            return [group for group in self.running if group not in self.moving]
         return [self.suspect] if self.isolates and self.suspect else self.running
 
     @property
@@ -247,6 +251,7 @@ class Replica:
         """Takes a group out of those that run here."""
         del self.running[self.place(group)]
         self.num_running_seqs -= group.num_slots
+        self.moving.discard(group)
 
     def release(self, sequence: Sequence) -> None:
         """Takes back the blocks of a sequence that leaves this replica, once no outstanding step can touch them."""
@@ -285,10 +290,22 @@ class Replica:
 
     def evict(self, group: SequenceGroup) -> None:
         """Takes a whole group off this replica; it starts over from its known tokens."""
+        self.let_go(group)
+        group.restart()
+
+    def let_go(self, group: SequenceGroup) -> None:
+        """Takes a whole group off this replica, and its blocks back."""
         self._take_out(group)
         for sequence in group.live:
             self.release(sequence)
-        group.restart()
+
+    def take_in(self, group: RequestGroup) -> None:
+        """Adds a group that another replica has let go, and whose blocks have come to CPU memory here."""
+        bisect.insort(self.swapped, group, key=_order)
+        for sequence in group.live:
+            sequence.leave(SequenceStatus.SWAPPED)
+            # Numbers of steps are the former replica's.
+            sequence.placement.last_step_id, sequence.placement.builds_on = 0, frozenset()
 
     def swap_out(self, group: RequestGroup) -> list[BlockMove]:
         """Moves a whole group to CPU memory and returns the block moves; no step with it may be outstanding."""
@@ -304,7 +321,7 @@ class Replica:
 
     def swap_in(self, group: RequestGroup) -> list[BlockMove]:
         """Brings a swapped group back and returns the block moves; its sequences are new to the worker."""
-        self.swapped.remove(group)
+        self._take_out(group)
         moves = self.kv.swap_in(group)
         self.add(group)
         for sequence in group.live:
@@ -365,6 +382,7 @@ class Replica:
     def _take_out(self, group: SequenceGroup) -> None:
         if isinstance(group, RequestGroup) and group.status is SequenceStatus.SWAPPED:
             self.swapped.remove(group)
+            self.moving.discard(group)
         else:
             self.remove(group)
 

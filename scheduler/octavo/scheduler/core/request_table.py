@@ -148,6 +148,10 @@ class RequestTable:
         self.queue_times.discard(group)
         self._replica_of[group] = replica
 
+    def move(self, group: RequestGroup, replica: Replica) -> None:
+        """Moves a group to another replica, which holds its blocks."""
+        self._replica_of[group] = replica
+
     def requeue(self, group: RequestGroup, why: NoticeKind) -> None:
         """Moves a group from its replica back to the waiting queue."""
         del self._replica_of[group]

@@ -13,6 +13,7 @@ from octavo.scheduler.core.events import (
     PrefixesNamed,
     PrefixPinned,
     PrefixUnpinned,
+    PullAnswered,
     QuarantineCleared,
     ReplicaHeard,
     ReplicaJoined,
@@ -113,6 +114,8 @@ class Scheduler:
                 results.take(self.state, self.replicas[replica_id], result, now)
             case DiskAnswered(replica_id, answer):
                 workers.take_from_disk(self.state, self.replicas[replica_id], answer, now)
+            case PullAnswered(replica_id, pull):
+                workers.take_pulled(self.state, self.replicas[replica_id], pull, now)
             case FrontendJoined(frontend_id):
                 self._frontends.join(frontend_id, now)
             case RequestSubmitted(frontend_id, request):
@@ -153,11 +156,14 @@ class Scheduler:
                 self._frontends.tell_load(now)
                 workers.lose_overdue(self.state, now)
                 workers.look_at_disks(self.state, now)
+                self.state.moves.look(now)
+                self.state.moves.balance(now)
                 workers.settle_deaths(self.state, now)
                 self._homeless.look(now)
                 self.request_table.notices.follow(self.waiting, now)
                 self.watchdog.look(now)
         workers.see_off(self.state, now)
+        self.state.moves.advance(now)
         return self._take_effects(now)
 
     def schedule(self, now: float) -> list[Effect]:
@@ -193,7 +199,7 @@ class Scheduler:
             if not replica.swapped:
                 num_reading = len(replica.kv.disk.held) if replica.kv.disk is not None else 0
                 num_held = replica.kv.num_cpu_blocks - replica.kv.num_cpu_free
-                assert num_held == num_reading, "CPU blocks are held for nobody"
+                assert num_held == num_reading + replica.kv.num_arriving, "CPU blocks are held for nobody"
 
     # -- prefixes ---------------------------------------------------------------------------------------------------
 

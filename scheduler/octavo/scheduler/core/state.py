@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.events import Outbox, SchedulerObserver
+from octavo.scheduler.core.moves import Moves
 from octavo.scheduler.core.pinned_prefixes import PrefixPins
 from octavo.scheduler.core.poison import Quarantine
 from octavo.scheduler.core.replica import Replica
@@ -40,6 +41,7 @@ class SchedulerState:
     requests: RequestTable
     replica_table: ReplicaTable
     speculation: Speculation
+    moves: Moves
 
     @classmethod
     def new(
@@ -54,7 +56,10 @@ class SchedulerState:
         outbox, speculation = Outbox(epoch), Speculation(config, drafter)
         requests = RequestTable(config, outbox, observer, speculation.forget)
         replicas, quarantine = ReplicaTable(config, requests), Quarantine(config.quarantine_s)
-        return cls(config, make_memory, outbox, observer, PrefixPins(), quarantine, requests, replicas, speculation)
+        moves = Moves(requests, replicas, outbox, observer)
+        return cls(
+            config, make_memory, outbox, observer, PrefixPins(), quarantine, requests, replicas, speculation, moves
+        )
 
     @property
     def epoch(self) -> int:

@@ -12,7 +12,15 @@ from octavo.scheduler.core.sequence import RequestGroup
 from octavo.scheduler.core.state import SchedulerState
 from octavo.scheduler.core.steps_in_flight import StepDeadlines, StepsInFlight
 from octavo.wire.requests import NoticeKind, RejectReason
-from octavo.wire.steps import BlocksFetched, ModelInfo, WorkerDismissed, WorkerHello, WorkerRefused, WorkerWelcome
+from octavo.wire.steps import (
+    BlocksFetched,
+    BlocksPulled,
+    ModelInfo,
+    WorkerDismissed,
+    WorkerHello,
+    WorkerRefused,
+    WorkerWelcome,
+)
 
 # -- join -------------------------------------------------------------------------------------------------------
 
@@ -66,7 +74,7 @@ def _learn_model(state: SchedulerState, model: ModelInfo) -> None:
             state.requests.reject(group, *refusal)
 
 
-# -- disks ------------------------------------------------------------------------------------------------------
+# -- what workers read ------------------------------------------------------------------------------------------
 
 
 def take_from_disk(state: SchedulerState, replica: Replica, answer: BlocksFetched, now: float) -> None:
@@ -78,6 +86,14 @@ def take_from_disk(state: SchedulerState, replica: Replica, answer: BlocksFetche
         lose(state, replica.replica_id, LossCause.CONFUSED, reason, now)
         return
     state.observer.fetched(len(answer.found), sum(answer.found))
+
+
+def take_pulled(state: SchedulerState, replica: Replica, answer: BlocksPulled, now: float) -> None:
+    """Books what a replica has pulled; one that answers what it was not asked is lost."""
+    replica.steps.heard(now)
+    if not state.moves.answered(replica, answer, now):
+        reason = f"answered a pull {answer.pull_id}, which it was not asked"
+        lose(state, replica.replica_id, LossCause.CONFUSED, reason, now)
 
 
 def look_at_disks(state: SchedulerState, now: float) -> None:
@@ -100,6 +116,7 @@ def lose_overdue(state: SchedulerState, now: float) -> None:
 def dismiss(state: SchedulerState, replica: Replica) -> None:
     """Lets a drained worker go."""
     state.replica_table.remove(replica.replica_id)
+    state.moves.forget(replica)
     state.outbox.to_replica(replica.replica_id, WorkerDismissed(state.epoch))
     state.outbox.add(ReplicaDismissed(replica.replica_id, replica.hello.worker_id))
     state.send_status()
@@ -115,6 +132,7 @@ def lose(state: SchedulerState, replica_id: int, cause: LossCause, reason: str, 
     """Forgets a replica. Its sequences wait to be recomputed on another one; a request that is convicted of its
     death ends."""
     replica = state.replica_table.remove(replica_id)
+    state.moves.forget(replica)
     # A worker that was asked to end, and did not in time, was killed for that.
     if cause.is_death and (cause.is_explained or not replica.availability.wants_to_leave):
         verdict = Verdict.CRASHED if cause.is_explained else Verdict.OPEN
@@ -195,11 +213,12 @@ def see_off(state: SchedulerState, now: float) -> None:
     """Takes every drain as far as it goes now."""
     for replica in list(state.replicas):
         if (until := replica.availability.drain_until) is not None:
-            _see_off(state, replica, now >= until)
+            _see_off(state, replica, now, is_over=now >= until)
 
 
-def _see_off(state: SchedulerState, replica: Replica, is_over: bool) -> None:
-    moving = _movable(state, replica) if is_over else []
+def _see_off(state: SchedulerState, replica: Replica, now: float, *, is_over: bool) -> None:
+    # What can take its blocks along does; the others are computed again elsewhere.
+    moving = state.moves.carry(replica, _movable(state, replica), now) if is_over else []
     # Groups that move, and a worker that ends, must be in no step.
     replica.availability.pause(bool(moving) or _is_done(state, replica))
     if not replica.availability.is_paused or replica.outstanding:

@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.sequence import CacheUse, DiskRead, Sequence, SequenceGroup
-from octavo.scheduler.kv.blocks import BlockTable, CachedBlocks, present
+from octavo.scheduler.kv.blocks import Arrival, BlockTable, CachedBlocks, present
 from octavo.scheduler.kv.census import BlockCensus
 from octavo.scheduler.kv.cpu_tier import CPUTier, moves_pay
 from octavo.scheduler.kv.disk_tier import DiskTier, disk_pays
@@ -448,6 +448,24 @@ class KVCacheManager:
 
     def swap_in(self, group: SequenceGroup) -> list[BlockMove]:
         return self.swap_space.swap_in(group.holders)
+
+    # -- from replica to replica ------------------------------------------------------------------------------------
+
+    @property
+    def num_arriving(self) -> int:
+        return sum(len(arrival.moves) for arrival in self.swap_space.arrivals)
+
+    def leaving(self, group: SequenceGroup) -> dict[Sequence, BlockTable]:
+        return self.swap_space.leaving(group.holders)
+
+    def expect(self, tables: dict[Sequence, BlockTable]) -> Arrival:
+        return self.swap_space.expect(tables)
+
+    def arrive(self, arrival: Arrival, tables: dict[Sequence, BlockTable]) -> None:
+        self.swap_space.arrive(arrival, tables)
+
+    def give_up(self, arrival: Arrival) -> None:
+        self.swap_space.give_up(arrival)
 
     def tier_moves(self, step_id: int) -> tuple[list[BlockMove], list[BlockMove]]:
         return self.cpu_tier.moves(step_id) if self.cpu_tier is not None else ([], [])

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.sequence import DiskRead, Sequence, SequenceGroup
+from octavo.scheduler.kv.blocks import Arrival, BlockTable
 from octavo.scheduler.kv.disk_tier import DiskTier
 from octavo.wire.steps import BlockMove, Remap, WorkerHello
 
@@ -220,6 +221,27 @@ class KVMemory(Protocol):
 
     def swap_in(self, group: SequenceGroup) -> list[BlockMove]:
         """Moves a swapped group back, with room for all its known tokens; returns the moves."""
+
+    # -- from replica to replica ------------------------------------------------------------------------------------
+
+    @property
+    def num_arriving(self) -> int:
+        """Counts the CPU blocks into which other replicas' blocks come."""
+
+    def leaving(self, group: SequenceGroup) -> dict[Sequence, BlockTable]:
+        """Returns what the group, running or swapped out, holds that is computed: a table for each holder."""
+
+    def expect(self, tables: dict[Sequence, BlockTable]) -> Arrival:
+        """Takes CPU blocks for what another memory has `leaving`, shared alike, and returns the moves that bring it.
+
+        Raises `ValueError` if too few are free.
+        """
+
+    def arrive(self, arrival: Arrival, tables: dict[Sequence, BlockTable]) -> None:
+        """Takes in the sequences that are still `leaving` by these tables, as swapped ones: their blocks have come."""
+
+    def give_up(self, arrival: Arrival) -> None:
+        """Frees the blocks of an arrival that does not come, or is of no use any more."""
 
     # -- tiers ------------------------------------------------------------------------------------------------------
 

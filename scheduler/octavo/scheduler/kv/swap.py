@@ -7,7 +7,7 @@ from collections.abc import Sequence as Ordered
 from collections.abc import Set as AbstractSet
 
 from octavo.scheduler.core.sequence import Sequence
-from octavo.scheduler.kv.blocks import BlockTable, CachedBlocks, present
+from octavo.scheduler.kv.blocks import Arrival, BlockTable, CachedBlocks, present
 from octavo.scheduler.kv.cpu_tier import CPUTier
 from octavo.scheduler.kv.memory import TokenRun
 from octavo.scheduler.kv.prefix_cache import block_hashes
@@ -32,6 +32,8 @@ class SwapSpace:
         self._cpu = cpu
         self._tier = tier
         self.tables: dict[Sequence, BlockTable] = {}
+        # What comes from other replicas.
+        self.arrivals: list[Arrival] = []
         self._block_size = block_size
         self._device = device
         self._device_tables = device_tables
@@ -176,6 +178,48 @@ class SwapSpace:
         block_id = self._device.cache.confirmed_block(group, value)
         return block_id if block_id is not None and self._device.pool.ref_count(block_id) else None
 
+    # -- from replica to replica ------------------------------------------------------------------------------------
+
+    def leaving(self, sequences: Iterable[Sequence]) -> dict[Sequence, BlockTable]:
+        """Returns the tables of sequences that are all on the device, or all swapped out, as far as anything is
+        computed."""
+        return {
+            sequence: self.tables[sequence].copy()
+            if sequence in self.tables
+            else _alike(self._device_tables[sequence], self._computed(sequence))
+            for sequence in sequences
+        }
+
+    def expect(self, tables: dict[Sequence, BlockTable]) -> Arrival:
+        """Takes CPU blocks for what another replica holds by these tables, shared as they are there. Raises
+        `ValueError` if too few are free."""
+        needed = {block_id for table in tables.values() for block_id in table.block_ids}
+        if len(needed) > self.pool.num_free:
+            raise ValueError(f"{len(needed)} CPU blocks wanted, {self.pool.num_free} free")
+        moved: dict[int, int] = {}
+        blocks = {
+            sequence: [[self._place(block_id, moved) for block_id in group] for group in table.groups]
+            for sequence, table in tables.items()
+        }
+        arrival = Arrival(blocks, [BlockMove(source, target) for source, target in moved.items()])
+        self.arrivals.append(arrival)
+        return arrival
+
+    def arrive(self, arrival: Arrival, tables: dict[Sequence, BlockTable]) -> None:
+        """Makes swapped sequences of those that are still in `tables`, those of the other replica: all has come."""
+        self.arrivals.remove(arrival)
+        for sequence, groups in arrival.blocks.items():
+            if sequence in tables:
+                self.tables[sequence] = _alike(tables[sequence], groups)
+            else:
+                self._cpu.release(present(groups))
+
+    def give_up(self, arrival: Arrival) -> None:
+        """Frees the blocks of what does not come, or is of no use any more."""
+        self.arrivals.remove(arrival)
+        for groups in arrival.blocks.values():
+            self._cpu.release(present(groups))
+
     def drop(self, sequence: Sequence) -> None:
         """Gives a swapped sequence's blocks up."""
         self._cpu.release(self.tables.pop(sequence).block_ids)
@@ -183,7 +227,8 @@ class SwapSpace:
     def check(self, others: Iterable[int]) -> None:
         """Asserts that every block is free, in a table or held by `others`, and counted right."""
         held = [self._tier.held] if self._tier is not None else []
-        self.pool.check([others, *held, *(table.block_ids for table in self.tables.values())])
+        coming = [present(groups) for arrival in self.arrivals for groups in arrival.blocks.values()]
+        self.pool.check([others, *held, *coming, *(table.block_ids for table in self.tables.values())])
 
 
 def _alike(table: BlockTable, groups: list[list[int]]) -> BlockTable:

@@ -9,6 +9,7 @@ import zmq
 
 from octavo.runtime.transport.arrivals import Arrivals
 from octavo.runtime.transport.messages import has_arrived, receive, send_to
+from octavo.runtime.transport.wakeup import Wakeup
 from octavo.scheduler.core.config import Preemption
 from octavo.scheduler.core.events import (
     CacheReset,
@@ -21,6 +22,7 @@ from octavo.scheduler.core.events import (
     LossCause,
     PrefixesNamed,
     PrefixGivenUp,
+    PullAnswered,
     ReplicaDismissed,
     ReplicaHeard,
     ReplicaJoined,
@@ -40,7 +42,6 @@ from octavo.scheduler.core.events import (
 from octavo.scheduler.core.explain import describe, explain
 from octavo.scheduler.core.scheduler import Scheduler
 from octavo.scheduler.server.event_log import Began, Handled, Planned, Recorder, Scheduled, write_nothing
-from octavo.scheduler.server.wakeup import Wakeup
 from octavo.wire.base import SCHEMA_VERSION, Message
 from octavo.wire.codec import WireError, decode_from_frontend, decode_from_worker
 from octavo.wire.requests import (
@@ -57,6 +58,7 @@ from octavo.wire.requests import (
 )
 from octavo.wire.steps import (
     BlocksFetched,
+    BlocksPulled,
     Ending,
     Heartbeat,
     StepPlan,
@@ -395,12 +397,14 @@ def _frontend_event(
             return CacheReset(salt, frontend_id, serial)
 
 
-def _worker_event(message: StepResult | BlocksFetched | Heartbeat | WorkerGoodbye) -> Event:
+def _worker_event(message: StepResult | BlocksFetched | BlocksPulled | Heartbeat | WorkerGoodbye) -> Event:
     match message:
         case StepResult():
             return StepAnswered(message.incarnation, message)
         case BlocksFetched():
             return DiskAnswered(message.incarnation, message)
+        case BlocksPulled():
+            return PullAnswered(message.incarnation, message)
         case Heartbeat():
             return ReplicaHeard(message.incarnation, message.draining)
         case WorkerGoodbye():

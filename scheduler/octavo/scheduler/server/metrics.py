@@ -96,6 +96,7 @@ class SchedulerMetrics(SchedulerObserver, Collector):
         self._computed = self._sampled = 0
         # Blocks that workers' disks were to keep, were asked for, and had.
         self._stored = self._fetched = self._found = 0
+        self._moved_requests = self._moved_blocks = 0
         sources = [source.value for source in DraftSource]
         self._drafts, self._guesses, self._accepted = Tally(*sources), Tally(*sources), Tally(*sources)
         # By the place of a guess in its draft, from 0 on.
@@ -155,6 +156,10 @@ class SchedulerMetrics(SchedulerObserver, Collector):
         self._fetched += num_blocks
         self._found += num_found
 
+    def moved(self, num_blocks: int) -> None:
+        self._moved_requests += 1
+        self._moved_blocks += num_blocks
+
     def drafted(self, source: str, guesses: int, accepted: int) -> None:
         self._drafts.add(source)
         self._guesses.add(source, guesses)
@@ -191,6 +196,9 @@ class SchedulerMetrics(SchedulerObserver, Collector):
         yield counter("octavo_disk_stored_blocks", "KV blocks given to workers' disks.", self._stored)
         yield counter("octavo_disk_fetched_blocks", "KV blocks that workers' disks were asked for.", self._fetched)
         yield counter("octavo_disk_found_blocks", "Those of them that they had.", self._found)
+        text = "Requests that went on on another worker, with what was computed of them."
+        yield counter("octavo_moved_requests", text, self._moved_requests)
+        yield counter("octavo_moved_blocks", "KV blocks that were copied for that.", self._moved_blocks)
         yield gauge("octavo_frontends", "Frontends with a lease.", load.frontends)
         yield gauge("octavo_pinned_prefixes", "Prefixes that stay computed.", load.pinned_prefixes)
         yield self._lost.family("octavo_workers_lost", "Workers that counted as lost.", "cause")

@@ -18,6 +18,7 @@ from octavo.scheduler.core.events import (
     FrontendJoined,
     LossCause,
     PrefixGivenUp,
+    PullAnswered,
     ReplicaDismissed,
     ReplicaJoined,
     ReplicaLeft,
@@ -62,10 +63,13 @@ from octavo.wire.requests import (
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import (
     BlockContent,
+    BlockServer,
     BlocksFetched,
+    BlocksPulled,
     Ending,
     KVDisk,
     Predecessor,
+    PullBlocks,
     SequenceFailure,
     StepOutcome,
     StepPlan,
@@ -154,9 +158,11 @@ class FakeReplica:
         process: int | None = None,
         disk: FakeDisk | None = None,
         kv_disk: KVDisk | None = None,
+        is_read: bool = False,
     ) -> None:
         self.runner = runner
         self.disk = disk
+        self.to_pull: deque[PullBlocks] = deque()
         self.to_read: deque[tuple[StepPlan, list[BlockContent]]] = deque()
         self.hello = WorkerHello(
             schema_version=SCHEMA_VERSION,
@@ -174,6 +180,7 @@ class FakeReplica:
             costs=costs,
             draft_model=runner.draft_model,
             kv_disk=None if disk is None else kv_disk or KVDisk(),
+            block_server=BlockServer(str(incarnation), runner.kv_identity.directory_name) if is_read else None,
         )
         self.table = SequenceTable(
             vocab_size=runner.model.vocab_size,
@@ -192,6 +199,17 @@ class FakeReplica:
         self.received.append(message)
         if isinstance(message, StepPlan):
             self.plans.append(message)
+        elif isinstance(message, PullBlocks):
+            self.to_pull.append(message)
+
+    def pull(self, source: "FakeReplica | None") -> BlocksPulled:
+        """Copies what the oldest pull names from that replica, which is gone if there is none."""
+        pull = self.to_pull.popleft()
+        blocks = [move.source for move in pull.moves]
+        if source is not None and (payloads := source.runner.peek_blocks(blocks, in_cpu=pull.from_cpu)) is not None:
+            for move, payload in zip(pull.moves, payloads, strict=True):
+                self.runner.fill_cpu_block(move.target, payload)
+        return BlocksPulled(pull.epoch, pull.incarnation, pull.pull_id, source is not None)
 
     def execute(
         self,
@@ -306,7 +324,7 @@ class Cluster:
         self.begin(SchedulerConfig(**config), 99, observer)
         self.now = 0.0
         # In `step` and `run`.
-        self.disks_answer = True
+        self.disks_answer = self.pulls_answer = True
         self.replicas: dict[int, FakeReplica] = {}
         self.streams: dict[Stream, list[int]] = {}
         self.ended: dict[Stream, FinishReason] = {}
@@ -392,6 +410,7 @@ class Cluster:
         disk: FakeDisk | None = None,
         mirror: bool = False,
         kv_disk: KVDisk | None = None,
+        is_read: bool = False,
     ) -> FakeReplica:
         """A replica with a fake model that has `faults` (`octavo.worker.fake.faults`), and a draft model if this has a
         hit rate, or with `runner`; it has `disk`, if any; of worker-`incarnation` unless named, and in a process of its
@@ -407,7 +426,7 @@ class Cluster:
                 draft_model=None if draft_hit_rate is None else "draft",
                 draft_hit_rate=draft_hit_rate or 0.0,
             )
-        replica = FakeReplica(runner, incarnation, costs, process, disk, kv_disk or KVDisk(mirror=mirror))
+        replica = FakeReplica(runner, incarnation, costs, process, disk, kv_disk or KVDisk(mirror=mirror), is_read)
         if worker_id is not None:
             replica.hello = msgspec.structs.replace(replica.hello, worker_id=worker_id)
         replica.hello = msgspec.structs.replace(replica.hello, predecessor=predecessor)
@@ -439,6 +458,8 @@ class Cluster:
                 self.answer(incarnation, fail=fail, spoil=spoil, spoil_output=spoil_output)
             if replica.to_read and self.disks_answer and incarnation in self.replicas:
                 self.read(incarnation)
+            if replica.to_pull and self.pulls_answer and incarnation in self.replicas:
+                self.pull(incarnation)
 
     def answer(
         self, incarnation: int, *, fail: bool = False, spoil: str | None = None, spoil_output: str | None = None
@@ -451,6 +472,12 @@ class Cluster:
     def read(self, incarnation: int) -> None:
         """Lets the disk of one replica answer what it was asked for first."""
         self.handle(DiskAnswered(incarnation, self.replicas[incarnation].read()))
+
+    def pull(self, incarnation: int) -> None:
+        """Lets one replica copy what it was told to first from another one."""
+        replica = self.replicas[incarnation]
+        source = self.replicas.get(replica.to_pull[0].source)
+        self.handle(PullAnswered(incarnation, replica.pull(source)))
 
     def _sequence_ids(self, request_id: str | None) -> set[int]:
         return set() if request_id is None else {each.placement.sequence_id for each in self.groups[request_id].live}

@@ -1,7 +1,8 @@
 """Runs `octavo worker`: makes a configuration of its options, runs the worker, and reports errors on one line."""
 
 import logging
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -19,7 +20,9 @@ from octavo.runtime.transport.endpoints import EndpointError, default_endpoint, 
 from octavo.wire.codec import WireError
 from octavo.wire.costs import StepCosts
 from octavo.worker.block_disk import BlockDisk, opened_disk
-from octavo.worker.config import WorkerConfig, default_worker_id
+from octavo.worker.block_exchange import chosen_endpoint, opened_exchange
+from octavo.worker.block_pulls import BlockPulls
+from octavo.worker.config import NO_PEERS, WorkerConfig, default_worker_id
 from octavo.worker.health import Liveness, health_server
 from octavo.worker.kv_store.room import KVStoreError
 from octavo.worker.loop import serve
@@ -28,7 +31,7 @@ from octavo.worker.metrics import WorkerMetrics
 from octavo.worker.model_settings import ConfigError
 from octavo.worker.process import LastWords
 from octavo.worker.protocol import RefusedError
-from octavo.worker.runner import Runner
+from octavo.worker.runner import Payload, Runner
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +65,7 @@ def _serve(
 ) -> None:
     say(describe(runner, exact=config.exact))
     costs = _measured_costs(runner, config)
-    with _disk(runner, config) as disk:
+    with _disk(runner, config) as disk, _pulls(runner, config) as pulls:
         metrics.loaded(config.worker_id, runner, disk)
         serve(
             runner,
@@ -76,6 +79,7 @@ def _serve(
             drain_timeout_s=config.drain_timeout_s,
             words=LastWords(runtime_directory() / f"{config.worker_id}-last-words"),
             disk=disk,
+            pulls=pulls,
         )
 
 
@@ -93,6 +97,32 @@ def _disk(runner: Runner, config: WorkerConfig) -> AbstractContextManager[BlockD
         mirror=config.kv_mirror,
         measures=config.calibrate,
     )
+
+
+@contextmanager
+def _pulls(runner: Runner, config: WorkerConfig) -> Iterator[BlockPulls | None]:
+    """Lets other workers copy blocks from here, and this one from them, within the block. Not where there are no CPU
+    blocks to copy to, nor with ranks, each of which has a share of a block."""
+    if config.peer_endpoint == NO_PEERS or runner.world_size > 1 or not runner.num_cpu_blocks:
+        yield None
+        return
+    try:
+        endpoint = chosen_endpoint(config.peer_endpoint, config.endpoint, config.worker_id)
+    except OSError as error:
+        logger.warning("requests do not move between workers: no address of this machine is known: %s", error)
+        yield None
+        return
+    identity, has_device = runner.kv_identity, runner.peek_blocks([0], in_cpu=False) is not None
+    peek = partial(_peek, runner)
+    with opened_exchange(endpoint, peek, config.curve_keys) as exchange:
+        yield BlockPulls(
+            *(exchange, identity.directory_name, identity.block_bytes, runner.fill_cpu_block, time.monotonic),
+            has_device=has_device,
+        )
+
+
+def _peek(runner: Runner, block_ids: Sequence[int], in_cpu: bool) -> Sequence[Payload] | None:
+    return runner.peek_blocks(block_ids, in_cpu=in_cpu)
 
 
 @contextmanager

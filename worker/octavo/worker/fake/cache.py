@@ -50,9 +50,10 @@ class FakeCache:
     def block_bytes(self) -> int:
         return self.block_size * self.slot_bytes
 
-    def block(self, block_id: int) -> bytes:
-        """Returns what is in a device block."""
-        return self._device[block_id * self.block_size : (block_id + 1) * self.block_size].tobytes()
+    def block(self, block_id: int, *, in_cpu: bool = False) -> bytes:
+        """Returns what is in a device block, or in one `in_cpu` memory."""
+        blocks = self._cpu if in_cpu else self._device
+        return blocks[block_id * self.block_size : (block_id + 1) * self.block_size].tobytes()
 
     def fill_cpu(self, block_id: int, content: bytes) -> None:
         """Puts what was in a block into a CPU block."""

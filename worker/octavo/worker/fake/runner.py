@@ -279,6 +279,11 @@ class FakeRunner:
             cache.fill_cpu(block_id, rest[: cache.block_bytes])
             rest = rest[cache.block_bytes :]
 
+    def peek_blocks(self, block_ids: Sequence[int], *, in_cpu: bool) -> list[Payload] | None:
+        if max(block_ids) >= (self.num_cpu_blocks if in_cpu else self.num_blocks):
+            return None
+        return [b"".join(cache.block(each, in_cpu=in_cpu) for cache in self._caches) for each in block_ids]
+
     def execute(self, moves: BlockMoves, items: list[WorkItem]) -> StepOutput:
         began = time.monotonic_ns()
         spoiled = [not_finite(each.sequence_id) for each in self._faults.strike(items)]

@@ -36,6 +36,16 @@ class BlockBytes:
         return BlockCopies(here, lambda: self._payloads(rows))
 
     @torch.inference_mode()
+    def peek(self, block_ids: Sequence[int], *, in_cpu: bool) -> list[Payload] | None:
+        """Returns the bytes of blocks where they lie, or copies of what lies apart; None if there are no such blocks in
+        this process's memory."""
+        rows = [cache.rows(in_cpu=in_cpu) for cache in self._caches]
+        if any(each is None or max(block_ids) >= len(each) for each in rows):
+            return None
+        parts = [[each[block_id] for each in rows if each is not None] for block_id in block_ids]
+        return [(each[0] if len(each) == 1 else torch.cat(each)).numpy().data for each in parts]
+
+    @torch.inference_mode()
     def fill(self, block_id: int, payload: Payload) -> None:
         content = torch.frombuffer(payload, dtype=torch.uint8)
         for cache, part in zip(self._caches, torch.split(content, self._sizes), strict=True):

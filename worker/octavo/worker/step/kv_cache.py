@@ -187,6 +187,11 @@ class KVCache:
         wanted = upload(np.array(block_ids, dtype=np.int64), self._blocks.device)
         return list(download(self._rows.index_select(0, wanted)))
 
+    def rows(self, *, in_cpu: bool) -> Tensor | None:
+        """Returns the bytes of all blocks, [blocks, bytes] uint8, of the device or `in_cpu`; None where they are not in
+        this process's memory."""
+        return self._cpu_rows if in_cpu else (self._rows if self.is_here else None)
+
     def fill(self, block_id: int, content: Tensor) -> None:
         """Writes the bytes of a block into a CPU block, once no swap is under way."""
         self._mover.finish_swaps()

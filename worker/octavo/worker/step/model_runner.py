@@ -327,6 +327,10 @@ class ModelRunner:
         """Fills a CPU block of this rank with what `read_blocks` has copied."""
         self._bytes.fill(block_id, payload)
 
+    def peek_blocks(self, block_ids: Sequence[int], *, in_cpu: bool) -> list[Payload] | None:
+        """Returns the bytes of blocks of this rank as `octavo.worker.runner.Runner` says."""
+        return self._bytes.peek(block_ids, in_cpu=in_cpu)
+
 
 def _check_ranks(group: ShardGroup, identity: str, settings: ModelSettings) -> None:
     """Checks that all ranks have the same model and settings, before they compute anything together."""

@@ -147,7 +147,7 @@ def resume_swapped(builder: StepBuilder) -> None:
     if replica.isolates:
         return
     while replica.swapped and not returns_before(builder.returning, first := replica.swapped[0]):
-        if builder.return_obstacle(first) is not None:
+        if first in replica.moving or builder.return_obstacle(first) is not None:
             return
         builder.resume(first)
 

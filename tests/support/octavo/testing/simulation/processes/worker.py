@@ -86,7 +86,7 @@ class WorkerProcess(Process):
             self._loop._beat_if_due()
             self._loop._receive()
             self._loop._answer_if_ready()
-            self._loop._report_fetched()
+            self._loop._report_arrivals()
             assert self.protocol.epoch is None or not isinstance(self.protocol, OtherVersion), (
                 "it speaks another schema"
             )
