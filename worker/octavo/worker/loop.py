@@ -115,9 +115,10 @@ class WorkerLoop:
             self._liveness.turn(idle=not self._protocol.busy)
             self._beat_if_due()
             self._wait()
-            # The answer first: the scheduler plans the step after the next while the next is being launched.
-            self._answer_if_ready()
+            # Answers before what is next: the scheduler plans the step after the next while the next is being launched.
+            # What has arrived comes first, for the answer of a step is often what the next plan waits for.
             self._report_arrivals()
+            self._answer_if_ready()
             self._receive()
         self._leave()
 

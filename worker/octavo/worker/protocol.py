@@ -178,8 +178,9 @@ class WorkerProtocol:
 
     @property
     def _done_step_id(self) -> int:
-        """Returns the last step of which nothing is under way."""
-        return self._launched[0].plan.step_id - 1 if self._launched else self.last_step_id
+        """Returns the last step that is done, answered or not, with all before it."""
+        under_way = (launched.plan.step_id for launched in self._launched if not launched.step.ready())
+        return next(under_way, self.last_step_id + 1) - 1
 
     def goodbye(self) -> WorkerGoodbye | None:
         """Returns the last message of a registered worker, or None if no scheduler knows this worker."""

@@ -120,7 +120,7 @@ _MODEL: Final = {"OCTAVO_DEVICE": "cpu", "OCTAVO_THREADS": "1"}
 
 
 @dataclass(frozen=True)
-class _Case:
+class Case:
     """Describes the workers and the requests of the streams. `max_tokens` is more than a stream gets before it is
     cancelled."""
 
@@ -134,11 +134,11 @@ class _Case:
 
 
 _CASES: Final = {
-    "fake": _Case({"OCTAVO_DEVICE": "fake", "OCTAVO_FAKE_STEP_MS": "20", **_BLOCKS}),
-    "model": _Case({**_MODEL, **_BLOCKS}, is_real=True),
-    "mirror": _Case({**_MODEL, **_BLOCKS, "OCTAVO_NUM_CPU_BLOCKS": "2048"}, is_real=True, mirrors=True),
-    "long": _Case({**_MODEL, "OCTAVO_NUM_BLOCKS": "3200"}, is_real=True, streams=6, prompt_tokens=7600, max_tokens=500),
-    "long-mirror": _Case(
+    "fake": Case({"OCTAVO_DEVICE": "fake", "OCTAVO_FAKE_STEP_MS": "20", **_BLOCKS}),
+    "model": Case({**_MODEL, **_BLOCKS}, is_real=True),
+    "mirror": Case({**_MODEL, **_BLOCKS, "OCTAVO_NUM_CPU_BLOCKS": "2048"}, is_real=True, mirrors=True),
+    "long": Case({**_MODEL, "OCTAVO_NUM_BLOCKS": "3200"}, is_real=True, streams=6, prompt_tokens=7600, max_tokens=500),
+    "long-mirror": Case(
         {**_MODEL, "OCTAVO_NUM_BLOCKS": "3200", "OCTAVO_NUM_CPU_BLOCKS": "6400"},
         is_real=True,
         streams=6,
@@ -227,7 +227,7 @@ def measure(name: str, kills: int, seed: int) -> FailoverRow:
             return _row(name, rounds, list(read_losses(read_records(file))))
 
 
-def _model(case: _Case, directory: Path) -> Path:
+def _model(case: Case, directory: Path) -> Path:
     if case.is_real:
         return prepare_bundled_model()
     write_byte_model(directory)
@@ -235,7 +235,7 @@ def _model(case: _Case, directory: Path) -> Path:
 
 
 @dataclass
-class _Round:
+class Round:
     """Holds one kill, and the times of each stream's tokens, by request id."""
 
     killed_at: float = 0.0
@@ -251,7 +251,7 @@ class _Round:
         return next(at for at in self.token_at[request_id] if at >= sent_at)
 
 
-async def _rounds(stack: Stack, kills: int, case: _Case, random: Random) -> list[_Round]:
+async def _rounds(stack: Stack, kills: int, case: Case, random: Random) -> list[Round]:
     for name in ("scheduler", "frontend", *_WORKERS):
         stack.start_named(name)
     await asyncio.to_thread(stack.wait_ready)
@@ -259,21 +259,21 @@ async def _rounds(stack: Stack, kills: int, case: _Case, random: Random) -> list
     async with grpc.aio.insecure_channel(stack.address) as channel:
         stub: Any = services.GenerationServiceStub(channel)
         for number in range(kills):
-            await _until_workers(stack, len(_WORKERS))
-            found = _Round()
-            async with _streaming(stub, found, number, case, random):
+            await until_workers(stack, len(_WORKERS))
+            found = Round()
+            async with streaming(stub, found, number, case, random):
                 await _kill(stack, found, random)
             rounds.append(found)
             await asyncio.to_thread(stack.wait_idle)
     return rounds
 
 
-async def _until_workers(stack: Stack, count: int) -> None:
+async def until_workers(stack: Stack, count: int) -> None:
     await asyncio.to_thread(stack.wait_for, lambda: len(stack.load().workers) == count, 60.0)
 
 
 @contextlib.asynccontextmanager
-async def _streaming(stub: Any, found: _Round, number: int, case: _Case, random: Random) -> AsyncIterator[None]:
+async def streaming(stub: Any, found: Round, number: int, case: Case, random: Random) -> AsyncIterator[None]:
     """Reads `case.streams` streams, which all have begun at the beginning of the block, and which the block's end
     cancels."""
     found.token_at = {f"{number}-{stream}": [] for stream in range(case.streams)}
@@ -288,14 +288,14 @@ async def _streaming(stub: Any, found: _Round, number: int, case: _Case, random:
         await asyncio.gather(*reading, return_exceptions=True)
 
 
-async def _read(stub: Any, request_id: str, found: _Round, case: _Case, random: Random) -> None:
+async def _read(stub: Any, request_id: str, found: Round, case: Case, random: Random) -> None:
     prompt = random.choices(range(_NUM_IDS), k=case.prompt_tokens)
     async for response in stub.Generate(token_request(prompt, case.max_tokens, request_id=request_id)):
         if response.HasField("delta"):
             found.token_at[request_id].append(time.monotonic())
 
 
-async def _until_each_has(found: _Round, count: int, reading: list[asyncio.Task[None]], after: float = 0.0) -> None:
+async def _until_each_has(found: Round, count: int, reading: list[asyncio.Task[None]], after: float = 0.0) -> None:
     """Waits until each stream has `count` tokens since `after`. Raises the error of a stream that has failed."""
     while any(sum(at > after for at in times[-count:]) < count for times in found.token_at.values()):
         for task in reading:
@@ -304,20 +304,20 @@ async def _until_each_has(found: _Round, count: int, reading: list[asyncio.Task[
         await asyncio.sleep(0.01)
 
 
-async def _kill(stack: Stack, found: _Round, random: Random) -> None:
+async def _kill(stack: Stack, found: Round, random: Random) -> None:
     """Kills one worker, and starts it again when the other has all streams."""
     victim = random.choice(_WORKERS)
     await asyncio.sleep(random.uniform(0.2, 0.5))
     found.killed_at = time.monotonic()
     stack.processes[victim].kill()
-    await _until_workers(stack, len(_WORKERS) - 1)
+    await until_workers(stack, len(_WORKERS) - 1)
     streams = len(found.token_at)
     await asyncio.to_thread(stack.wait_for, lambda: stack.load().running == streams, 60.0)
     stack.processes[victim].wait()
     stack.start_named(victim)
 
 
-def _row(case: str, rounds: list[_Round], losses: list[Loss]) -> FailoverRow:
+def _row(case: str, rounds: list[Round], losses: list[Loss]) -> FailoverRow:
     assert len(losses) == len(rounds), f"{len(losses)} losses for {len(rounds)} kills"
     moved = [(found, loss, *item) for found, loss in zip(rounds, losses, strict=True) for item in loss.moved.items()]
     gaps = [found.gap(request_id) for found, _, request_id, _ in moved]
@@ -339,12 +339,12 @@ def _row(case: str, rounds: list[_Round], losses: list[Loss]) -> FailoverRow:
     )
 
 
-def _undisturbed(rounds: list[_Round], losses: list[Loss]) -> Iterator[float]:
+def _undisturbed(rounds: list[Round], losses: list[Loss]) -> Iterator[float]:
     for found, loss in zip(rounds, losses, strict=True):
         yield from (found.gap(request_id) for request_id in found.token_at if request_id not in loss.moved)
 
 
-def _delivery(found: _Round, request_id: str, moved: Moved) -> float:
+def _delivery(found: Round, request_id: str, moved: Moved) -> float:
     return found.delivered_at(request_id, moved.answered_at) - moved.answered_at
 
 

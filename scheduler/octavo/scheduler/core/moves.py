@@ -145,6 +145,7 @@ class Moves:
 
     def _begin(self, group: RequestGroup, source: Replica, target: Replica) -> None:
         source.moving.add(group)
+        target.num_coming += 1
         after_step_id = source.next_plan.step_id - 1
         self._under_way[group] = Move(group, source, target, after_step_id, _num_blocks(source, group))
 
@@ -182,7 +183,7 @@ class Moves:
             return True
         group, source = move.group, move.source
         tables = source.kv.leaving(group)
-        del self._under_way[group]
+        self._end(move)
         if group.status is SequenceStatus.RUNNING:
             self._requests.stopped(group, NoticeKind.PREEMPTED)
         source.let_go(group)
@@ -243,6 +244,7 @@ class Moves:
         """Lets the group go on where it is. What is being copied stays the target's until it answers."""
         del self._under_way[move.group]
         move.source.moving.discard(move.group)
+        move.target.num_coming -= 1
 
 
 def _superfluous(source: Replica) -> Iterator[RequestGroup]:

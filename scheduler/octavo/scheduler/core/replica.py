@@ -100,8 +100,9 @@ class Replica:
     # In order of arrival; changed by `add` and `remove` alone.
     running: list[SequenceGroup] = field(default_factory=list)
     num_running_seqs: int = 0
-    # Groups that are to go on elsewhere, with their blocks; they are in no new step.
+    # Groups that are to go on elsewhere, with their blocks; they are in no new step. And how many come from elsewhere.
     moving: set[SequenceGroup] = field(default_factory=set)
+    num_coming: int = 0
     # In order of arrival.
     swapped: list[RequestGroup] = field(default_factory=list)
     prefixes: ReplicaPrefixes = field(default_factory=ReplicaPrefixes)
@@ -143,7 +144,8 @@ class Replica:
         # Every replica is asked whenever one has answered, so what most often decides comes first.
         if (num_outstanding := len(self.steps.outstanding)) >= self.config.max_steps_in_flight:
             return False
-        if num_outstanding and (self.steps.is_awaited or self.isolates):
+        # Who moves would stand still for one step more, at either end.
+        if num_outstanding and (self.steps.is_awaited or self.isolates or self.moving or self.num_coming):
             return False
         return not (self.restarts or self.availability.is_paused)
 

@@ -85,8 +85,8 @@ class WorkerProcess(Process):
                 return NEVER
             self._loop._beat_if_due()
             self._loop._receive()
-            self._loop._answer_if_ready()
             self._loop._report_arrivals()
+            self._loop._answer_if_ready()
             assert self.protocol.epoch is None or not isinstance(self.protocol, OtherVersion), (
                 "it speaks another schema"
             )
