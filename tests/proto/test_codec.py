@@ -9,12 +9,15 @@ from octavo.wire.base import MAX_TOKENS, NULL_BLOCK
 from octavo.wire.codec import (
     WireError,
     decode_from_frontend,
+    decode_from_peer,
     decode_from_worker,
     decode_to_frontend,
+    decode_to_peer,
     decode_to_worker,
     encode,
 )
 from octavo.wire.costs import PrefillCosts, StepCosts, SwapCosts
+from octavo.wire.peers import BlocksRead, ReadBlocks
 from octavo.wire.requests import (
     MAX_PREFIXES,
     MAX_PRIORITY,
@@ -69,7 +72,9 @@ from octavo.wire.steps import (
     BlockContent,
     BlockMove,
     BlockMoves,
+    BlockServer,
     BlocksFetched,
+    BlocksPulled,
     Candidates,
     DiskMoves,
     FailureReason,
@@ -79,6 +84,7 @@ from octavo.wire.steps import (
     KVGroup,
     ModelInfo,
     PromptLogprobs,
+    PullBlocks,
     Remap,
     SampledToken,
     SequenceFailure,
@@ -218,12 +224,16 @@ DIRECTIONS: dict[str, tuple[Any, list[Any]]] = {
             msgspec.structs.replace(HELLO, costs=None),
             msgspec.structs.replace(HELLO, kv_disk=KVDisk(0.001, mirror=True)),
             RESULT,
+            msgspec.structs.replace(HELLO, block_server=BlockServer("tcp://a:1", "same", has_device=False)),
             BlocksFetched(EPOCH, 3, 1, [True, False]),
+            BlocksPulled(EPOCH, 3, 1, is_complete=True),
             Heartbeat(EPOCH, 3, 1),
             Heartbeat(EPOCH, 3, 1, draining=True),
             WorkerGoodbye(EPOCH, 3),
         ],
     ),
+    "to peer": (decode_to_peer, [ReadBlocks(1, 3, from_cpu=False, block_ids=[2, 0])]),
+    "from peer": (decode_from_peer, [BlocksRead(1, found=True)]),
     "to worker": (
         decode_to_worker,
         [
@@ -233,6 +243,7 @@ DIRECTIONS: dict[str, tuple[Any, list[Any]]] = {
             WorkerDismissed(EPOCH),
             PLAN,
             msgspec.structs.replace(PLAN, disk=DISK_MOVES),
+            PullBlocks(EPOCH, 3, 1, 7, "ipc:///a", 4, from_cpu=True, moves=[BlockMove(1, 2)]),
         ],
     ),
 }

@@ -288,7 +288,7 @@ def test_long_fetches_take_turns_in_a_few_buffers(
     answers: list[BlocksFetched] = []
     while store.reading:
         store.serve()
-        answers += worker.protocol.arrivals()
+        answers += [each for each in worker.protocol.arrivals() if isinstance(each, BlocksFetched)]
     assert [(each.step_id, each.found) for each in answers] == [(3, [True] * 5), (4, [True, False])]
     assert [worker.cpu(place) for place in range(6)] == [PROMPT[:4], PROMPT[4:8]] * 2 + [PROMPT[:4], PROMPT[4:8]]
     assert len(store.buffers) <= 4

@@ -205,7 +205,7 @@ class Moves:
     def _stands(self, move: Move) -> bool:
         """Tells whether the group is still where it was, and may go where it is to go."""
         group, source = move.group, move.source
-        if group not in source.moving or group in source.restarts or not group.live:
+        if group not in source.moving or not group.live or group in self._requests.suspects:
             return False
         if group.status is SequenceStatus.RUNNING and any(source.kv.holds_distrusted(each) for each in group.holders):
             return False
@@ -248,15 +248,21 @@ class Moves:
 
 
 def _superfluous(source: Replica) -> Iterator[RequestGroup]:
-    """Yields groups that had better be elsewhere, if that is better: the first that is swapped out; else of the running
-    ones that which came last and has much before it."""
+    """Yields groups that had better be elsewhere, if that is better: the first that is swapped out, if there is no room
+    for it; where none is, of the running ones that which came last and has much before it."""
     if source.swapped:
-        yield source.swapped[0]
+        if not _may_return(source, source.swapped[0]):
+            yield source.swapped[0]
         return
     for group in reversed(source.running):
         if isinstance(group, RequestGroup) and _num_to_come(group) >= _WORTH_TOKENS:
             yield group
             return
+
+
+def _may_return(source: Replica, group: RequestGroup) -> bool:
+    fits = source.num_running_seqs + group.parallel <= source.max_parallel
+    return fits and source.kv.num_to_return(group) + source.kv.watermark_blocks <= source.kv.num_free
 
 
 def _num_to_come(group: RequestGroup) -> int:

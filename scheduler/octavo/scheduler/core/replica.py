@@ -164,9 +164,9 @@ class Replica:
     @property
     def stepping(self) -> list[SequenceGroup]:
         """Returns the running groups that may be in the next step."""
-        if self.moving:
-            return [group for group in self.running if group not in self.moving]
-        return [self.suspect] if self.isolates and self.suspect else self.running
+        if self.isolates and self.suspect:
+            return [self.suspect]
+        return [group for group in self.running if group not in self.moving] if self.moving else self.running
 
     @property
     def token_budget(self) -> int:

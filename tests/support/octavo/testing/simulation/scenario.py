@@ -39,7 +39,8 @@ _DRAFT_MODELS: list[dict[str, Any]] = [{}, {"draft_model": "draft", "draft_hit_r
 class Scenario:
     """`faults` are by time; `poisons` are what some prompts do to devices; `step_s` is about how long a step takes;
     `grace_s` how long frontends wait for a scheduler; with `loses_aborts` they never tell it that a request is over.
-    With `guesses_wildly` the scheduler's drafts are an adversary's. On `disk` workers keep blocks, if there is one."""
+    With `guesses_wildly` the scheduler's drafts are an adversary's.
+    On `disk` workers keep blocks, if there is one; with `moves` they copy each other's."""
 
     config: SchedulerConfig
     model: Model
@@ -54,6 +55,7 @@ class Scenario:
     loses_aborts: bool
     guesses_wildly: bool
     disk: DiskPlan | None
+    moves: bool
 
     @property
     def is_calm(self) -> bool:
@@ -109,6 +111,7 @@ def draw(seed: int, directory: Path) -> Scenario:
         loses_aborts=random.random() < (0.5 if is_calm else 0.2),
         guesses_wildly=guesses_wildly,
         disk=_disk(Random(f"disk {seed}")),
+        moves=Random(f"moves {seed}").random() < 0.7,
     )
 
 

@@ -13,6 +13,7 @@ from octavo.testing.simulation.device import Device
 from octavo.testing.simulation.disk import SimulatedDisk
 from octavo.testing.simulation.faults import Fault
 from octavo.testing.simulation.network import Dealer, Network
+from octavo.testing.simulation.peers import SimulatedExchange
 from octavo.testing.simulation.processes.frontend import FrontendProcess
 from octavo.testing.simulation.processes.scheduler import SchedulerProcess
 from octavo.testing.simulation.processes.supervisor import Supervisor
@@ -53,6 +54,7 @@ class Simulation:
         }
         plan = self.scenario.disk
         self.disk = SimulatedDisk(plan, Random(f"reads {seed}")) if plan is not None else None
+        self.exchanges: dict[str, SimulatedExchange] | None = {} if self.scenario.moves else None
         self.fingerprint = fingerprint(directory)
         self.crowd = Crowd(self)
         self.supervisor = Supervisor(self)

@@ -10,6 +10,7 @@ from octavo.scheduler.core.events import (
     LossCause,
     PrefixPinned,
     PrefixUnpinned,
+    PullAnswered,
     ReplicaDismissed,
     ReplicaHeard,
     ReplicaJoined,
@@ -117,6 +118,9 @@ class Watch:
                 self._check_current(replica_id)
                 self.counts["blocks found on a disk"] += sum(answer.found)
                 self.counts["blocks not found on a disk"] += len(answer.found) - sum(answer.found)
+            case Handled(_, PullAnswered(replica_id, pull)):
+                self._check_current(replica_id)
+                self.counts["requests copied" if pull.is_complete else "copies that failed"] += 1
             case Handled(_, ReplicaHeard(replica_id, draining)):
                 self._check_current(replica_id)
                 self._draining |= {replica_id} if draining else set()
@@ -244,6 +248,6 @@ def _held(core: Scheduler) -> list[Key]:
 def _num_held(replica: Replica) -> int:
     """Blocks, on the device and in CPU memory, that are neither free nor pinned."""
     kv = replica.kv
-    # A disk that never answers keeps what it was given.
-    num_reading = len(kv.disk.held) if kv.disk is not None else 0
+    # A disk or a worker that never answers keeps what it was given.
+    num_reading = (len(kv.disk.held) if kv.disk is not None else 0) + kv.num_arriving
     return kv.num_blocks - kv.num_free - kv.num_pinned + kv.num_cpu_blocks - kv.num_cpu_free - num_reading

@@ -62,6 +62,7 @@ class Supervisor:
             speaks,
             self._last_words.get(place),
             simulation.disk,
+            simulation.exchanges,
         )
 
     def start_frontend(self, place: str) -> None:

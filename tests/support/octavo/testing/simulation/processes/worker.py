@@ -1,7 +1,7 @@
 """Runs the worker's production loop and protocol on a simulated device."""
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, cast
 
@@ -11,14 +11,17 @@ from octavo.testing.simulation.clock import NEVER, Process
 from octavo.testing.simulation.device import Device, Ending, Hardware, PoisonedError, SimulatedRunner, Witness
 from octavo.testing.simulation.disk import DiskStore, SimulatedDisk
 from octavo.testing.simulation.network import Dealer, Network
+from octavo.testing.simulation.peers import SimulatedExchange
 from octavo.wire.base import SCHEMA_VERSION
 from octavo.wire.steps import Predecessor, WorkerHello
 from octavo.worker.block_disk import BlockDisk
+from octavo.worker.block_pulls import BlockPulls
 from octavo.worker.fake.runner import FAKE_COSTS
 from octavo.worker.health import Liveness
 from octavo.worker.loop import WorkerLoop
 from octavo.worker.process import StopSignal
 from octavo.worker.protocol import RefusedError, WorkerProtocol
+from octavo.worker.runner import Payload
 
 
 class _Signals(StopSignal):
@@ -59,6 +62,7 @@ class WorkerProcess(Process):
         speaks: type[WorkerProtocol] = WorkerProtocol,
         predecessor: Predecessor | None = None,
         disk: SimulatedDisk | None = None,
+        exchanges: dict[str, SimulatedExchange] | None = None,
     ) -> None:
         super().__init__(network.clock, place)
         self.dealer = Dealer(network, "workers", place, self)
@@ -67,7 +71,8 @@ class WorkerProcess(Process):
         kept = self._opened(disk) if disk is not None and hardware.num_cpu_blocks else None
         # Unmeasured, it is used even where to compute tokens takes nobody any time.
         costs = FAKE_COSTS if kept is None else None
-        self.protocol = speaks(place, self._runner, self._draw_incarnation, costs, predecessor, kept)
+        pulls = self._pulls(network, exchanges) if exchanges is not None and hardware.num_cpu_blocks else None
+        self.protocol = speaks(place, self._runner, self._draw_incarnation, costs, predecessor, kept, pulls)
         self._signals = _Signals()
         liveness = Liveness(self._time)
         self.has_served = False
@@ -110,6 +115,15 @@ class WorkerProcess(Process):
         identity = self._runner.kv_identity
         store = DiskStore(disk, identity, self)
         return BlockDisk(store, disk.plan.description, identity.block_bytes, self._runner.fill_cpu_block)
+
+    def _pulls(self, network: Network, exchanges: dict[str, SimulatedExchange]) -> BlockPulls:
+        def peek(block_ids: Sequence[int], in_cpu: bool) -> list[Payload] | None:
+            return self._runner.peek_blocks(block_ids, in_cpu=in_cpu)
+
+        identity = self._runner.kv_identity
+        exchange = SimulatedExchange(network, exchanges, self, peek)
+        fill = self._runner.fill_cpu_block
+        return BlockPulls(exchange, identity.directory_name, identity.block_bytes, fill, self._time)
 
     def _welcomed(self) -> None:
         self.has_served = True
