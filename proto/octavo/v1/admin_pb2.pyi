@@ -260,6 +260,7 @@ class Obstacle(_message.Message):
         KIND_NO_WORKER: _ClassVar[Obstacle.Kind]
         KIND_ISOLATION: _ClassVar[Obstacle.Kind]
         KIND_DISK: _ClassVar[Obstacle.Kind]
+        KIND_MOVE: _ClassVar[Obstacle.Kind]
     KIND_UNSPECIFIED: Obstacle.Kind
     KIND_TOKEN_BUDGET: Obstacle.Kind
     KIND_SEQUENCE_SLOTS: Obstacle.Kind
@@ -271,6 +272,7 @@ class Obstacle(_message.Message):
     KIND_NO_WORKER: Obstacle.Kind
     KIND_ISOLATION: Obstacle.Kind
     KIND_DISK: Obstacle.Kind
+    KIND_MOVE: Obstacle.Kind
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     NEEDED_FIELD_NUMBER: _ClassVar[int]

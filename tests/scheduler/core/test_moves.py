@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from octavo.scheduler.core.admission import ObstacleKind
 from octavo.scheduler.core.config import Preemption
 from octavo.scheduler.core.events import (
     CacheReset,
@@ -18,6 +19,7 @@ from octavo.scheduler.core.events import (
     WorkerDrained,
     WorkerReadmitted,
 )
+from octavo.scheduler.core.explain import explain
 from octavo.testing.cluster import FRONTEND, Cluster, FakeReplica, make_request, reference_tokens
 from octavo.testing.scenarios import plans
 from octavo.wire.requests import Prefix, Request
@@ -419,3 +421,14 @@ def test_a_pinned_prefix_is_shared_no_more_but_moved_along(make_cluster: MakeClu
     cluster.run()
     assert cluster.tokens["r"] == reference_tokens(wanted)
     assert computed(*replicas) - before <= TOKENS
+
+
+def test_explain_says_that_a_request_is_being_copied(make_cluster: MakeCluster) -> None:
+    cluster, source, target = under_way(make_cluster, request())
+    (told,) = explain(cluster.core.state, cluster.core.policy, "r", cluster.now)
+    (found,) = told.obstacles
+    assert told.replica is cluster.core.replicas[source]
+    assert found.replica is cluster.core.replicas[target]
+    assert (found.obstacle.kind, found.obstacle.needed) == (ObstacleKind.MOVE, len(pulls(cluster)[0].moves))
+    cluster.pulls_answer = True
+    finish(cluster, request())

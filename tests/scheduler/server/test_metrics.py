@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from octavo.scheduler.core.config import Preemption
-from octavo.scheduler.core.events import ReplicaHeard, WorkerCordoned
+from octavo.scheduler.core.events import ReplicaHeard, WorkerCordoned, WorkerDrained
 from octavo.scheduler.core.sequence import Sequence, SequenceGroup
 from octavo.scheduler.core.speculation.draft import DraftSource
 from octavo.scheduler.server.admin_messages import write_load
@@ -64,6 +64,20 @@ def test_a_prompt_that_is_found_computed_is_counted_as_such(make_cluster: MakeCl
     found = watched.told()
     assert (found["octavo_prefix_lookup_tokens_total"], found["octavo_prefix_hit_tokens_total"]) == (18, 8)
     assert found["octavo_blocks_cached worker-1"] >= 2
+
+
+def test_what_moves_to_another_worker_is_counted(make_cluster: MakeCluster) -> None:
+    watched = Watched(make_cluster)
+    watched.cluster.join(1, block_size=4, num_cpu_blocks=20, is_read=True)
+    watched.cluster.submit(make_request("a", 9, 8))
+    for _ in range(3):
+        watched.cluster.step()
+    watched.cluster.join(2, block_size=4, num_cpu_blocks=20, is_read=True)
+    watched.cluster.handle(WorkerDrained("worker-1", 0.0))
+    watched.cluster.run()
+    found = watched.told()
+    # Of 9 prompt tokens and one or two others.
+    assert (found["octavo_moved_requests_total"], found["octavo_moved_blocks_total"]) == (1, 3)
 
 
 def test_what_disks_are_given_and_asked_for_is_counted(make_cluster: MakeCluster) -> None:

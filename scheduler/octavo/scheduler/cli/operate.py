@@ -31,6 +31,7 @@ _REASONS = {
     pb.Obstacle.KIND_NO_WORKER: "there is no worker that takes it",
     pb.Obstacle.KIND_ISOLATION: "requests over which workers may have died are computed alone first: {available}",
     pb.Obstacle.KIND_DISK: "the worker's disk is reading {needed} KV blocks of it",
+    pb.Obstacle.KIND_MOVE: "the worker copies {needed} KV blocks of it, to go on with them",
 }
 
 

@@ -89,6 +89,7 @@ class ObstacleKind(enum.StrEnum):
     NO_WORKER = "no_worker"
     ISOLATION = "isolation"
     DISK = "disk"
+    MOVE = "move"
 
 
 @dataclass(frozen=True, slots=True)

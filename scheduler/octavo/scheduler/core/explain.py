@@ -163,6 +163,9 @@ def _explain(
         ahead = _ahead(state, group)
         obstacles = _admission_obstacles(state, policy, group, ahead, now)
         return Explanation(group, None, len(ahead) + 1, ahead, obstacles)
+    if move := state.moves.of(group):
+        copied = ReplicaObstacle(move.target, Obstacle(ObstacleKind.MOVE, move.num_blocks, 0))
+        return Explanation(group, home, _place_at(home, group), [], [copied])
     steps = [step.step_id for step in home.outstanding if group in step.groups or group in step.swapped_out]
     is_running = group.status is SequenceStatus.RUNNING
     ahead = [] if is_running else _ahead_of_swapped(state, home, group)
@@ -172,6 +175,11 @@ def _explain(
         found = None if is_running else _return_obstacle(state, policy, home, group, ahead, now)
     obstacles = [ReplicaObstacle(home, found)] if found else []
     return Explanation(group, home, 0 if is_running else len(ahead) + 1, ahead, obstacles, steps)
+
+
+def _place_at(home: Replica, group: RequestGroup) -> int:
+    """Returns the position of a group among those that are swapped out; 0 if it is not."""
+    return 0 if group.status is SequenceStatus.RUNNING else home.swapped.index(group) + 1
 
 
 def _stands_still(state: SchedulerState, replica: Replica) -> bool:

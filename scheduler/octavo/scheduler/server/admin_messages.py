@@ -160,6 +160,7 @@ _KINDS = {
     ObstacleKind.NO_WORKER: pb.Obstacle.KIND_NO_WORKER,
     ObstacleKind.ISOLATION: pb.Obstacle.KIND_ISOLATION,
     ObstacleKind.DISK: pb.Obstacle.KIND_DISK,
+    ObstacleKind.MOVE: pb.Obstacle.KIND_MOVE,
 }
 
 
