@@ -79,7 +79,8 @@ def worker_line(stack: Stack, worker_id: str) -> list[str]:
 def test_a_worker_that_is_asked_to_end_moves_its_requests_and_ends_well(
     new_stack: StartStack, number: signal.Signals
 ) -> None:
-    stack = start(new_stack, first_step_ms=200, OCTAVO_DRAIN_GRACE="0.2")
+    # With their blocks they would move without being preempted: `tests/system/kv/test_moves.py`.
+    stack = start(new_stack, first_step_ms=200, OCTAVO_DRAIN_GRACE="0.2", OCTAVO_PEER_ENDPOINT="none")
     streams = begun(ask(stack, 100))
     assert worker(stack, "worker-0").running > 0
     assert stack.kill("worker-0", number) == 0
