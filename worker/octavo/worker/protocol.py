@@ -27,8 +27,8 @@ from octavo.wire.steps import (
     WorkerUnregistered,
     WorkerWelcome,
 )
-from octavo.worker.block_disk import BlockDisk
-from octavo.worker.runner import BlockCopies, DoneStep, LaunchedStep, Runner, StepOutput
+from octavo.worker.block_disk import BlockDisk, overwritten
+from octavo.worker.runner import BlockContents, DoneStep, LaunchedStep, Runner, StepOutput
 from octavo.worker.sequence_table import SequenceTable, members_of
 from octavo.worker.sequences import WorkItem
 from octavo.worker.step.failures import is_out_of_memory, release_memory
@@ -46,14 +46,14 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class _Launched:
-    """A plan under way: its step, the sequences that had `failed` before it was launched, and the copies of blocks that
-    are to be stored once it is done."""
+    """A plan under way: its step, the sequences that had `failed` before it was launched, and the `copies` of blocks
+    that are to be stored once it is done."""
 
     plan: StepPlan
     items: list[WorkItem]
     step: LaunchedStep
     failed: dict[int, SequenceFailure]
-    copies: BlockCopies | None
+    copies: BlockContents | None
 
 
 class WorkerProtocol:
@@ -252,20 +252,23 @@ class WorkerProtocol:
         self._table.begin(items)
         self._launched.append(_Launched(plan, items, step, failed, copies))
 
-    def _copies(self, plan: StepPlan) -> BlockCopies | None:
-        """Stores the blocks that the plan has stored, before anything writes to them; returns copies that are still on
-        their way."""
-        if plan.disk is None:
-            return None
+    def _copies(self, plan: StepPlan) -> BlockContents | None:
+        """Lends the disk the blocks that the plan has stored, but for those that it writes to, and takes back those;
+        returns copies that are still on their way."""
         if self._disk is None:
-            raise PlanError("a plan is for a worker with a disk; this one has none")
-        if not plan.disk.store:
+            if plan.disk is not None:
+                raise PlanError("a plan is for a worker with a disk; this one has none")
             return None
-        copies = self._runner.read_blocks([content.block_id for content in plan.disk.store])
-        if not copies.here:
-            return copies
-        self._disk.store(plan.disk.store, copies.payloads())
-        return None
+        copies = None
+        if plan.disk is not None and plan.disk.store:
+            contents = self._runner.read_blocks([content.block_id for content in plan.disk.store])
+            if contents.here:
+                self._disk.store(plan.disk.store, contents)
+            else:
+                copies = contents
+        if self._disk.lends:
+            self._disk.take_back(overwritten(plan))
+        return copies
 
     def _finish_all(self) -> None:
         while self._launched:
@@ -303,7 +306,7 @@ class WorkerProtocol:
         if self._disk is None or disk is None:
             return
         if launched.copies is not None:
-            self._disk.store(disk.store, launched.copies.payloads())
+            self._disk.store(disk.store, launched.copies)
         if disk.fetch:
             self._to_fetch[launched.plan.step_id] = disk.fetch
 

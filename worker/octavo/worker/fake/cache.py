@@ -48,11 +48,15 @@ class FakeCache:
 
     @property
     def block_bytes(self) -> int:
+        return self._own_bytes
+
+    @property
+    def _own_bytes(self) -> int:
         return self.block_size * self.slot_bytes
 
-    def block(self, block_id: int) -> bytes:
-        """Returns what is in a device block."""
-        return self._device[block_id * self.block_size : (block_id + 1) * self.block_size].tobytes()
+    def block(self, block_id: int) -> list[memoryview]:
+        """Returns the bytes of a device block, which change with it."""
+        return [memoryview(self._device).cast("B")[block_id * self._own_bytes : (block_id + 1) * self._own_bytes]]
 
     def fill_cpu(self, block_id: int, content: bytes) -> None:
         """Puts what was in a block into a CPU block."""

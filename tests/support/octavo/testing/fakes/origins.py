@@ -21,7 +21,7 @@ class TracedCache(FakeCache):
     def block_bytes(self) -> int:
         return 2 * super().block_bytes
 
-    def block(self, block_id: int) -> bytes:
+    def block(self, block_id: int) -> list[memoryview]:
         return super().block(block_id) + self.origins.block(block_id)
 
     def fill_cpu(self, block_id: int, content: bytes) -> None:
