@@ -1,4 +1,4 @@
-"""What plans have a worker's disk do: blocks are stored as they were before the plan, fetched once its step is done,
+"""What plans have a worker's disk do: blocks are stored as they were before the plan, are there once its step is done,
 and nothing of one life reaches the blocks of the next."""
 
 import hashlib
@@ -129,8 +129,8 @@ class Worker:
         self.store = store
         self.runner = kind(directory, block_size=4, num_blocks=16, num_cpu_blocks=8)
         identity = self.runner.kv_identity
-        disk = BlockDisk(store, KVDisk(0.5, mirror=True), identity.block_bytes, self.runner.fill_cpu_block)
-        self.protocol = WorkerProtocol("w0", self.runner, count(INCARNATION).__next__, disk=disk)
+        self.disk = BlockDisk(store, KVDisk(0.5, mirror=True), identity.block_bytes, self.runner.fill_cpu_block)
+        self.protocol = WorkerProtocol("w0", self.runner, count(INCARNATION).__next__, disk=self.disk)
         self.protocol.receive(WorkerWelcome(EPOCH))
 
     def ask(self, step: StepPlan) -> StepResult:
@@ -229,16 +229,24 @@ def test_what_waits_to_be_written_outlives_the_workers_life(worker: Worker, stor
     assert tokens_in(store, 1) == PROMPT[:4]
 
 
-def test_a_fetch_is_read_once_its_step_is_answered_and_answered_once(worker: Worker, store: MemoryStore) -> None:
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_a_fetch_is_read_while_its_step_is_under_way_and_answered_once_after_it(
+    worker: Worker, store: MemoryStore, is_fast: bool
+) -> None:
     worker.prefill()
     worker.done(disk_plan(plan(2), store=[content(1, 3), content(2, 4)]))
     worker.protocol.receive(disk_plan(plan(3), fetch=[content(2, 6), content(77, 2), content(1, 0)]))
+    untouched = [worker.cpu(place) for place in range(8)]
     assert worker.protocol.fetched() == []
-    assert store.reading == []
+    if is_fast:
+        store.serve()
+        assert worker.protocol.fetched() == []
+    assert [worker.cpu(place) for place in range(8)] == untouched
     result = worker.protocol.answer()
     assert (result.step_id, result.outcome) == (3, StepOutcome.DONE)
-    assert worker.protocol.fetched() == []
-    store.serve()
+    if not is_fast:
+        assert worker.protocol.fetched() == []
+        store.serve()
     untouched = worker.cpu(2)
     assert worker.protocol.fetched() == [BlocksFetched(EPOCH, INCARNATION, 3, [True, False, True])]
     assert (worker.cpu(6), worker.cpu(0), worker.cpu(2)) == (PROMPT[4:8], PROMPT[:4], untouched)
@@ -278,9 +286,19 @@ def test_copies_of_a_step_that_fails_on_its_device_are_dropped(tmp_path: Path, s
     worker.prefill()
     assert isinstance(worker.runner, DeferredRunner)
     worker.runner.fails = True
-    result = worker.ask(disk_plan(plan(2, work=[]), store=[content(1, 3)], fetch=[content(1, 0)]))
-    assert result.outcome is StepOutcome.FAILED
-    assert (store.reading, store.lent) == ([], [])
+    before, buffers = worker.cpu(0), len(worker.disk._spare)
+    worker.protocol.receive(disk_plan(plan(2, work=[]), store=[content(1, 3)], fetch=[content(1, 0)]))
+    worker.protocol.receive(disk_plan(plan(3, answered=1), fetch=[content(1, 1)]))
+    # What the first step fetches comes before it fails, what the second does later.
+    store.blocks[block_name(content(1, 0).value, 0)] = bytes(range(32))
+    store.serve()
+    assert worker.protocol.fetched() == []
+    outcomes = [worker.protocol.answer().outcome for _ in range(2)]
+    assert outcomes == [StepOutcome.FAILED, StepOutcome.SKIPPED]
+    store.serve()
+    assert (worker.protocol.fetched(), store.lent, store.reading) == ([], [], [])
+    assert (worker.cpu(0), worker.cpu(1)) == (before, before)
+    assert len(worker.disk._spare) == buffers
 
 
 def test_what_arrives_for_an_earlier_life_changes_nothing(worker: Worker, store: MemoryStore) -> None:
@@ -322,11 +340,18 @@ def test_what_was_yet_to_be_read_for_an_earlier_life_is_not(
     assert [worker.cpu(place) for place in (3, 4, 5)] == [[-1] * 4] * 3
 
 
-def test_a_reset_before_the_answer_reads_nothing(worker: Worker, store: MemoryStore) -> None:
-    worker.protocol.receive(disk_plan(plan(1), fetch=[content(1, 0)]))
-    worker.protocol.ready()
+def test_a_reset_before_the_answer_fills_nothing(worker: Worker, store: MemoryStore) -> None:
+    before, buffers = worker.cpu(0), len(worker.disk._spare)
+    store.blocks[block_name(content(1, 0).value, 0)] = bytes(range(32))
+    for step_id in (1, 2):
+        worker.protocol.receive(disk_plan(plan(step_id, answered=0), fetch=[content(1, step_id - 1)]))
+    store.serve()
+    assert worker.protocol.fetched() == []
     worker.protocol.receive(WorkerUnregistered(EPOCH))
-    assert (store.reading, worker.protocol.busy) == ([], False)
+    store.serve()
+    worker.protocol.receive(WorkerWelcome(EPOCH))
+    assert (worker.protocol.fetched(), worker.protocol.busy) == ([], False)
+    assert (worker.cpu(0), worker.cpu(1), len(worker.disk._spare)) == (before, before, buffers)
 
 
 def test_long_fetches_take_turns_in_a_few_buffers(

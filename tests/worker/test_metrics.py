@@ -158,6 +158,7 @@ def test_a_disk_is_told_of_by_what_became_of_blocks(worker: Worker, tmp_path: Pa
             disk.store([content], BlockContents(False, lambda: [[memoryview(bytes(identity.block_bytes))]], bool))
             assert store.flush(60)
         disk.fetch(1, [BlockContent(bytes([8]) * 32, 0, 0)])
+        disk.step_done(1)
         assert select.select([disk], [], [], 60)[0]
         assert disk.fetched() == [(1, [False])]
         found = told(worker.metrics, "end")

@@ -51,13 +51,16 @@ class BlockStore(Protocol):
 
 @dataclass(eq=False)
 class _Fetch:
-    """What one step fetches: the next of its `contents` to read, and how many are not `found` or missed yet."""
+    """What one step fetches: the next of its `contents` to read, and how many are not `found` or missed yet. Until it
+    `may_fill`, what has `arrived` waits in its buffers."""
 
     step_id: int
     contents: Sequence[BlockContent]
     found: list[bool] = field(init=False)
     next: int = 0
     is_dropped: bool = False
+    may_fill: bool = False
+    arrived: list[tuple["_Piece", list[bool]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.found = [False] * len(self.contents)
@@ -85,6 +88,9 @@ class BlockDisk:
         # What may still be read of device blocks.
         self._lent: dict[int, Loan] = {}
         self._fetches: deque[_Fetch] = deque()
+        # By step that is not done, what may fill no block yet; and the steps of which all has been read.
+        self._early: dict[int, _Fetch] = {}
+        self._done: list[_Fetch] = []
         self._under_way: dict[Ticket, _Piece] = {}
         size = max(1, min(_PIECE_BYTES // block_bytes, _PIECE_BLOCKS))
         self._spare = [[bytearray(block_bytes) for _ in range(size)] for _ in range(_PIECES)]
@@ -122,37 +128,65 @@ class BlockDisk:
                 self._store.take_back(loan)
 
     def fetch(self, step_id: int, contents: Sequence[BlockContent]) -> None:
-        """Begins to read what a step fetches; `fetched` tells of it once."""
-        self._fetches.append(_Fetch(step_id, contents))
+        """Begins to read what a step fetches, which may be under way; `fetched` tells of it once, after `step_done`."""
+        self._early[step_id] = _Fetch(step_id, contents)
+        self._fetches.append(self._early[step_id])
         self._read_on()
+
+    def step_done(self, step_id: int) -> None:
+        """Lets what a step fetches fill CPU blocks: nothing that came before uses them any more."""
+        if fetch := self._early.pop(step_id, None):
+            fetch.may_fill = True
+            for piece, found in fetch.arrived:
+                self._take(piece, found)
+            self._read_on()
+
+    def step_failed(self, step_id: int) -> None:
+        """Drops what a step fetches: nothing of it reaches a CPU block."""
+        if fetch := self._early.pop(step_id, None):
+            self._drop(fetch)
+            self._fetches = deque(other for other in self._fetches if other is not fetch)
+            self._read_on()
 
     def fetched(self) -> list[tuple[int, list[bool]]]:
         """Fills CPU blocks with what has been read, and returns the steps of which all has, with what was found."""
-        done = []
         for ticket in self._store.poll():
             piece = self._under_way.pop(ticket)
-            fetch = piece.fetch
-            if not fetch.is_dropped and self._take(piece, ticket.found):
-                done.append((fetch.step_id, fetch.found))
-            self._spare.append(piece.buffers)
+            if piece.fetch.may_fill or piece.fetch.is_dropped:
+                self._take(piece, ticket.found)
+            else:
+                piece.fetch.arrived.append((piece, ticket.found))
         self._read_on()
-        return done
+        done, self._done = self._done, []
+        return [(fetch.step_id, fetch.found) for fetch in done]
 
     def forget(self) -> None:
         """Drops all that is being fetched: nothing of it reaches a CPU block."""
         self._fetches.clear()
+        self._done.clear()
+        for fetch in self._early.values():
+            self._drop(fetch)
+        self._early.clear()
         for piece in self._under_way.values():
             piece.fetch.is_dropped = True
 
-    def _take(self, piece: _Piece, found: list[bool]) -> bool:
-        """Returns whether this was the last of a fetch."""
+    def _drop(self, fetch: _Fetch) -> None:
+        fetch.is_dropped = True
+        self._spare += [piece.buffers for piece, _ in fetch.arrived]
+
+    def _take(self, piece: _Piece, found: list[bool]) -> None:
+        """Fills CPU blocks with what is in buffers, unless it has been dropped, and gives these back."""
+        self._spare.append(piece.buffers)
         fetch = piece.fetch
+        if fetch.is_dropped:
+            return
         for index, (is_found, buffer) in enumerate(zip(found, piece.buffers, strict=False), piece.first):
             if is_found:
                 self._fill(fetch.contents[index].block_id, buffer)
                 fetch.found[index] = True
         fetch.num_open -= len(found)
-        return not fetch.num_open
+        if not fetch.num_open:
+            self._done.append(fetch)
 
     def _read_on(self) -> None:
         while self._fetches and self._spare:

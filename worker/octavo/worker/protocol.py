@@ -9,7 +9,6 @@ from octavo.wire.base import SCHEMA_VERSION
 from octavo.wire.codec import decode_from_worker, encode
 from octavo.wire.costs import StepCosts
 from octavo.wire.steps import (
-    BlockContent,
     BlocksFetched,
     FromWorker,
     Heartbeat,
@@ -89,8 +88,6 @@ class WorkerProtocol:
         )
         self._launched: deque[_Launched] = deque()
         self._answers: deque[StepResult] = deque()
-        # By step, what is to be fetched once the scheduler knows that the step is done.
-        self._to_fetch: dict[int, list[BlockContent]] = {}
         self.incarnation = self.process = draw_incarnation()
         self.epoch: int | None = None
         # The loop sets `draining`, so that beats say that this worker is to end; `dismissed` tells that the scheduler
@@ -149,8 +146,8 @@ class WorkerProtocol:
         if not self._answers:
             self._finish()
         result = self._answers.popleft()
-        if self._disk is not None and (contents := self._to_fetch.pop(result.step_id, None)):
-            self._disk.fetch(result.step_id, contents)
+        if self._disk is not None:
+            self._disk.step_done(result.step_id)
         return result
 
     def fileno(self) -> int | None:
@@ -177,7 +174,6 @@ class WorkerProtocol:
         """
         self._launched.clear()
         self._answers.clear()
-        self._to_fetch.clear()
         if self._disk is not None:
             self._disk.forget()
         self._table.clear()
@@ -253,8 +249,8 @@ class WorkerProtocol:
         self._launched.append(_Launched(plan, items, step, failed, copies))
 
     def _copies(self, plan: StepPlan) -> BlockContents | None:
-        """Lends the disk the blocks that the plan has stored, but for those that it writes to, and takes back those;
-        returns copies that are still on their way."""
+        """Has the disk begin what the plan has it do: lends it what is to be stored, but for the blocks that the plan
+        writes to, which are taken back; returns copies that are still on their way."""
         if self._disk is None:
             if plan.disk is not None:
                 raise PlanError("a plan is for a worker with a disk; this one has none")
@@ -268,6 +264,9 @@ class WorkerProtocol:
                 copies = contents
         if self._disk.lends:
             self._disk.take_back(overwritten(plan))
+        if plan.disk is not None and plan.disk.fetch:
+            # While this and earlier steps compute.
+            self._disk.fetch(plan.step_id, plan.disk.fetch)
         return copies
 
     def _finish_all(self) -> None:
@@ -307,23 +306,26 @@ class WorkerProtocol:
             return
         if launched.copies is not None:
             self._disk.store(disk.store, launched.copies)
-        if disk.fetch:
-            self._to_fetch[launched.plan.step_id] = disk.fetch
 
     def _fail(self, plan: StepPlan, error: Exception) -> StepResult:
         """Answers a failed `plan`. The scheduler recomputes its sequences; the worker and its other sequences live
         on."""
         logger.error("step %d failed", plan.step_id, exc_info=error)
         self._failed_step_id = plan.step_id
-        self._table.discard(plan)
+        self._discard(plan)
         outcome = StepOutcome.FAILED
         if is_out_of_memory(error):
             outcome = StepOutcome.OUT_OF_MEMORY
             release_memory(error)
         return _result(plan, outcome, detail=f"{type(error).__name__}: {error}"[:_MAX_DETAIL])
 
-    def _skip(self, plan: StepPlan) -> StepResult:
+    def _discard(self, plan: StepPlan) -> None:
         self._table.discard(plan)
+        if self._disk is not None:
+            self._disk.step_failed(plan.step_id)
+
+    def _skip(self, plan: StepPlan) -> StepResult:
+        self._discard(plan)
         return _result(plan, StepOutcome.SKIPPED, detail=f"step {self._failed_step_id} had failed")
 
 

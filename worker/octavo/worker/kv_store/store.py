@@ -411,6 +411,9 @@ class KVStore:
     # -- writes, in a thread of their own --------------------------------------------------------------------------
 
     def _run_writes(self) -> None:
+        # Whoever computes is not to be interrupted for this.
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         while (job := self._writes.get()) is not None:
             job()
         self._end_segment()
