@@ -236,12 +236,12 @@ def test_a_fetch_is_read_while_its_step_is_under_way_and_answered_once_after_it(
     worker.prefill()
     worker.done(disk_plan(plan(2), store=[content(1, 3), content(2, 4)]))
     worker.protocol.receive(disk_plan(plan(3), fetch=[content(2, 6), content(77, 2), content(1, 0)]))
-    untouched = [worker.cpu(place) for place in range(8)]
+    before = [worker.cpu(place) for place in range(8)]
     assert worker.protocol.fetched() == []
     if is_fast:
         store.serve()
         assert worker.protocol.fetched() == []
-    assert [worker.cpu(place) for place in range(8)] == untouched
+    assert [worker.cpu(place) for place in range(8)] == before
     result = worker.protocol.answer()
     assert (result.step_id, result.outcome) == (3, StepOutcome.DONE)
     if not is_fast:
