@@ -1,13 +1,14 @@
-"""What plans have a worker's disk do: blocks are stored as they were before the plan, fetched once its step is done,
+"""What plans have a worker's disk do: blocks are stored as they were before the plan, are there once its step is done,
 and nothing of one life reaches the blocks of the next."""
 
 import hashlib
 import os
 import re
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -33,9 +34,9 @@ from octavo.worker import block_disk
 from octavo.worker.block_disk import BlockDisk
 from octavo.worker.fake.runner import FakeVocabulary, expected_tokens
 from octavo.worker.kv_store.identity import block_name
+from octavo.worker.kv_store.loan import Loan, Parts, Payload
 from octavo.worker.kv_store.store import StoreStats, Ticket
 from octavo.worker.protocol import WorkerProtocol
-from octavo.worker.runner import Payload
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13]
 
@@ -45,14 +46,31 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self.blocks: dict[bytes, bytes] = {}
+        self.lent: list[Loan] = []
+        self.num_copied = 0
         self.reading: list[Ticket] = []
         self.buffers: set[int] = set()
         self._done: list[Ticket] = []
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
 
-    def write(self, name: bytes, payload: Payload) -> bool:
-        self.blocks[name] = bytes(payload)
-        return True
+    def lend(self, blocks: Iterable[tuple[bytes, Parts]], is_sound: Callable[[Parts], bool]) -> list[Loan | None]:
+        loans = [Loan(name, parts, is_sound, 0) for name, parts in blocks]
+        self.lent += loans
+        return [*loans]
+
+    def take_back(self, loan: Loan) -> None:
+        assert loan.parts is not None
+        loan.parts = [memoryview(bytes(part)) for part in loan.parts]
+        self.num_copied += 1
+
+    def write(self) -> None:
+        """Writes what has been lent."""
+        while self.lent:
+            loan = self.lent.pop(0)
+            assert loan.parts is not None
+            loan.is_over = True
+            if loan.is_sound(loan.parts):
+                self.blocks[loan.name] = b"".join(loan.parts)
 
     def read(self, names: Sequence[bytes], buffers: Sequence[Payload]) -> Ticket:
         self.buffers |= set(map(id, buffers))
@@ -60,7 +78,8 @@ class MemoryStore:
         return self.reading[-1]
 
     def serve(self) -> None:
-        """Ends the oldest read."""
+        """Ends the oldest read, after what had been lent was written."""
+        self.write()
         ticket = self.reading.pop(0)
         for name, buffer in zip(ticket.names, ticket.buffers, strict=True):
             ticket.found.append(name in self.blocks)
@@ -76,6 +95,7 @@ class MemoryStore:
 
     def clear(self) -> None:
         self.blocks.clear()
+        self.lent.clear()
 
     def stats(self) -> StoreStats:
         return StoreStats(len(self.blocks), 0, 0, {})
@@ -109,8 +129,8 @@ class Worker:
         self.store = store
         self.runner = kind(directory, block_size=4, num_blocks=16, num_cpu_blocks=8)
         identity = self.runner.kv_identity
-        disk = BlockDisk(store, KVDisk(0.5, mirror=True), identity.block_bytes, self.runner.fill_cpu_block)
-        self.protocol = WorkerProtocol("w0", self.runner, count(INCARNATION).__next__, disk=disk)
+        self.disk = BlockDisk(store, KVDisk(0.5, mirror=True), identity.block_bytes, self.runner.fill_cpu_block)
+        self.protocol = WorkerProtocol("w0", self.runner, count(INCARNATION).__next__, disk=self.disk)
         self.protocol.receive(WorkerWelcome(EPOCH))
 
     def ask(self, step: StepPlan) -> StepResult:
@@ -136,6 +156,7 @@ def worker(tmp_path: Path, store: MemoryStore) -> Worker:
 
 
 def tokens_in(store: MemoryStore, number: int) -> list[int]:
+    store.write()
     payload = store.blocks[block_name(content(number, 0).value, 0)]
     return memoryview(payload).cast("i").tolist()[:4]
 
@@ -173,16 +194,59 @@ def test_blocks_are_stored_as_they_were_before_the_plan_moves_and_computes(
     assert worker.runner._cache.read([4], 0, 4) == array("i", [70, 71, 72, 73]).tobytes()
 
 
-def test_a_fetch_is_read_once_its_step_is_answered_and_answered_once(worker: Worker, store: MemoryStore) -> None:
+GIVEN = {
+    "a new sequence": {"starts": [start(8, [70, 71, 72, 73])], "work": [work(8, 4, [4])]},
+    "a swap": {"moves": moves(swap_in=[(2, 4)])},
+    "a copy": {"moves": moves(copy=[(5, 4)])},
+}
+
+
+@pytest.mark.parametrize("given", GIVEN.values(), ids=GIVEN.keys())
+def test_what_waits_to_be_written_is_copied_only_where_a_plan_gives_its_block_away(
+    worker: Worker, store: MemoryStore, given: dict[str, Any]
+) -> None:
+    worker.prefill()
+    worker.done(disk_plan(plan(2), store=[content(1, 3), content(2, 4)]))
+    worker.done(plan(3, work=[work(9, 1)]))
+    assert (len(store.lent), store.num_copied) == (2, 0)
+    worker.done(plan(4, **given))
+    assert store.num_copied == 1
+    assert (tokens_in(store, 1), tokens_in(store, 2)) == (PROMPT[:4], PROMPT[4:8])
+    assert worker.runner._cache.read([4], 0, 4) != array("i", PROMPT[4:8]).tobytes()
+    # What has been written nobody has to copy.
+    worker.done(disk_plan(plan(5), store=[content(3, 6)]))
+    worker.done(plan(6, moves=moves(copy=[(5, 3)])))
+    assert store.num_copied == 1
+
+
+def test_what_waits_to_be_written_outlives_the_workers_life(worker: Worker, store: MemoryStore) -> None:
+    worker.prefill()
+    worker.done(disk_plan(plan(2), store=[content(1, 3)]))
+    worker.protocol.receive(WorkerUnregistered(EPOCH))
+    worker.protocol.receive(WorkerWelcome(EPOCH))
+    next_life = plan(1, incarnation=INCARNATION + 1, starts=[start(1, [70, 71, 72, 73])], work=[work(1, 4, [3])])
+    worker.done(next_life)
+    assert tokens_in(store, 1) == PROMPT[:4]
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_a_fetch_is_read_while_its_step_is_under_way_and_answered_once_after_it(
+    worker: Worker, store: MemoryStore, is_fast: bool
+) -> None:
     worker.prefill()
     worker.done(disk_plan(plan(2), store=[content(1, 3), content(2, 4)]))
     worker.protocol.receive(disk_plan(plan(3), fetch=[content(2, 6), content(77, 2), content(1, 0)]))
+    before = [worker.cpu(place) for place in range(8)]
     assert worker.protocol.arrivals() == []
-    assert store.reading == []
+    if is_fast:
+        store.serve()
+        assert worker.protocol.arrivals() == []
+    assert [worker.cpu(place) for place in range(8)] == before
     result = worker.protocol.answer()
     assert (result.step_id, result.outcome) == (3, StepOutcome.DONE)
-    assert worker.protocol.arrivals() == []
-    store.serve()
+    if not is_fast:
+        assert worker.protocol.arrivals() == []
+        store.serve()
     untouched = worker.cpu(2)
     assert worker.protocol.arrivals() == [BlocksFetched(EPOCH, INCARNATION, 3, [True, False, True])]
     assert (worker.cpu(6), worker.cpu(0), worker.cpu(2)) == (PROMPT[4:8], PROMPT[:4], untouched)
@@ -214,7 +278,7 @@ def test_nothing_is_read_for_a_step_that_fails_or_is_skipped(worker: Worker, sto
     failing = worker.ask(disk_plan(plan(2, work=[work(404, 1)]), store=[content(1, 3)], fetch=[content(1, 0)]))
     skipped = worker.ask(disk_plan(plan(3, answered=1), store=[content(1, 3)], fetch=[content(1, 0)]))
     assert (failing.outcome, skipped.outcome) == (StepOutcome.FAILED, StepOutcome.SKIPPED)
-    assert (store.reading, store.blocks, worker.protocol.arrivals()) == ([], {}, [])
+    assert (store.reading, store.lent, worker.protocol.arrivals()) == ([], [], [])
 
 
 def test_copies_of_a_step_that_fails_on_its_device_are_dropped(tmp_path: Path, store: MemoryStore) -> None:
@@ -222,9 +286,19 @@ def test_copies_of_a_step_that_fails_on_its_device_are_dropped(tmp_path: Path, s
     worker.prefill()
     assert isinstance(worker.runner, DeferredRunner)
     worker.runner.fails = True
-    result = worker.ask(disk_plan(plan(2, work=[]), store=[content(1, 3)], fetch=[content(1, 0)]))
-    assert result.outcome is StepOutcome.FAILED
-    assert (store.reading, store.blocks) == ([], {})
+    before, buffers = worker.cpu(0), len(worker.disk._spare)
+    worker.protocol.receive(disk_plan(plan(2, work=[]), store=[content(1, 3)], fetch=[content(1, 0)]))
+    worker.protocol.receive(disk_plan(plan(3, answered=1), fetch=[content(1, 1)]))
+    # What the first step fetches comes before it fails, what the second does later.
+    store.blocks[block_name(content(1, 0).value, 0)] = bytes(range(32))
+    store.serve()
+    assert worker.protocol.arrivals() == []
+    outcomes = [worker.protocol.answer().outcome for _ in range(2)]
+    assert outcomes == [StepOutcome.FAILED, StepOutcome.SKIPPED]
+    store.serve()
+    assert (worker.protocol.arrivals(), store.lent, store.reading) == ([], [], [])
+    assert (worker.cpu(0), worker.cpu(1)) == (before, before)
+    assert len(worker.disk._spare) == buffers
 
 
 def test_what_arrives_for_an_earlier_life_changes_nothing(worker: Worker, store: MemoryStore) -> None:
@@ -266,11 +340,18 @@ def test_what_was_yet_to_be_read_for_an_earlier_life_is_not(
     assert [worker.cpu(place) for place in (3, 4, 5)] == [[-1] * 4] * 3
 
 
-def test_a_reset_before_the_answer_reads_nothing(worker: Worker, store: MemoryStore) -> None:
-    worker.protocol.receive(disk_plan(plan(1), fetch=[content(1, 0)]))
-    worker.protocol.ready()
+def test_a_reset_before_the_answer_fills_nothing(worker: Worker, store: MemoryStore) -> None:
+    before, buffers = worker.cpu(0), len(worker.disk._spare)
+    store.blocks[block_name(content(1, 0).value, 0)] = bytes(range(32))
+    for step_id in (1, 2):
+        worker.protocol.receive(disk_plan(plan(step_id, answered=0), fetch=[content(1, step_id - 1)]))
+    store.serve()
+    assert worker.protocol.arrivals() == []
     worker.protocol.receive(WorkerUnregistered(EPOCH))
-    assert (store.reading, worker.protocol.busy) == ([], False)
+    store.serve()
+    worker.protocol.receive(WorkerWelcome(EPOCH))
+    assert (worker.protocol.arrivals(), worker.protocol.busy) == ([], False)
+    assert (worker.cpu(0), worker.cpu(1), len(worker.disk._spare)) == (before, before, buffers)
 
 
 def test_long_fetches_take_turns_in_a_few_buffers(
@@ -300,6 +381,7 @@ def test_clearing_comes_before_storing_and_after_what_is_under_way(tmp_path: Pat
     worker.protocol.receive(disk_plan(plan(2), store=[content(1, 3)]))
     worker.protocol.receive(disk_plan(plan(3, answered=1), clear=True, store=[content(2, 4)]))
     assert [worker.protocol.answer().outcome for _ in range(2)] == [StepOutcome.DONE] * 2
+    store.write()
     assert list(store.blocks) == [block_name(content(2, 0).value, 0)]
 
 
@@ -308,6 +390,7 @@ def test_a_plan_that_is_skipped_clears_all_the_same(worker: Worker, store: Memor
     worker.done(disk_plan(plan(2), store=[content(1, 3)]))
     assert worker.ask(plan(3, work=[work(404, 1)])).outcome is StepOutcome.FAILED
     assert worker.ask(disk_plan(plan(4, answered=2), clear=True)).outcome is StepOutcome.SKIPPED
+    store.write()
     assert store.blocks == {}
 
 
@@ -337,4 +420,4 @@ def test_what_contradicts_the_blocks_or_the_moves_is_refused(
     result = worker.ask(disk_plan(plan(1, moves=moves(swap_out=[(0, 6)], swap_in=[(7, 1)])), **disk))
     assert result.outcome is StepOutcome.FAILED
     assert re.search(why, result.detail), result.detail
-    assert (store.reading, store.blocks) == ([], {})
+    assert (store.reading, store.lent) == ([], [])

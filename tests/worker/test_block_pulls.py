@@ -17,7 +17,7 @@ from octavo.wire.steps import BlockMove, BlockServer, PullBlocks
 from octavo.worker import block_pulls
 from octavo.worker.block_exchange import BlockExchange, chosen_endpoint, opened_exchange
 from octavo.worker.block_pulls import Answer, BlockPulls, Exchange, answer_to
-from octavo.worker.runner import Payload
+from octavo.worker.kv_store.loan import Payload
 
 OWN, OTHER, EPOCH = 11, 22, 99
 BLOCK = 4

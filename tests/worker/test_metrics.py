@@ -19,6 +19,7 @@ from octavo.worker.block_disk import BlockDisk
 from octavo.worker.kv_store.store import KVStore
 from octavo.worker.metrics import WorkerMetrics
 from octavo.worker.protocol import WorkerProtocol
+from octavo.worker.runner import BlockContents
 
 PARENT = f"00-{0xABC:032x}-{0xDEF:016x}-01"
 
@@ -154,9 +155,10 @@ def test_a_disk_is_told_of_by_what_became_of_blocks(worker: Worker, tmp_path: Pa
         disk = BlockDisk(store, KVDisk(), identity.block_bytes, runner.fill_cpu_block)
         worker.metrics.loaded("w0", runner, disk)
         for _ in range(2):
-            disk.store([content], [bytes(identity.block_bytes)])
+            disk.store([content], BlockContents(False, lambda: [[memoryview(bytes(identity.block_bytes))]], bool))
             assert store.flush(60)
         disk.fetch(1, [BlockContent(bytes([8]) * 32, 0, 0)])
+        disk.step_done(1)
         assert select.select([disk], [], [], 60)[0]
         assert disk.fetched() == [(1, [False])]
         found = told(worker.metrics, "end")

@@ -32,8 +32,9 @@ from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import BlockMoves, StepPlan, WorkerHello
 from octavo.worker.fake.runner import FakeRunner
 from octavo.worker.kv_store.identity import StoreIdentity
+from octavo.worker.kv_store.loan import Payload
 from octavo.worker.protocol import WorkerProtocol
-from octavo.worker.runner import BlockCopies, LaunchedStep, Payload, Runner, StepOutput
+from octavo.worker.runner import BlockContents, LaunchedStep, Runner, StepOutput
 from octavo.worker.sequences import WorkItem
 
 
@@ -70,7 +71,7 @@ class ObservedRunner:
     def kv_identity(self) -> StoreIdentity:
         return self._runner.kv_identity
 
-    def read_blocks(self, block_ids: Sequence[int]) -> BlockCopies:
+    def read_blocks(self, block_ids: Sequence[int]) -> BlockContents:
         return self._runner.read_blocks(block_ids)
 
     def fill_cpu_block(self, block_id: int, payload: Payload) -> None:

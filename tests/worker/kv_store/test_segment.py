@@ -24,7 +24,7 @@ WRITTEN = 3
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     writer = SegmentWriter(tmp_path / "place", 7, LAYOUT)
-    assert [writer.append(name_of(number), payload_of(number)) for number in range(WRITTEN)] == [0, 1, 2]
+    assert [writer.append(name_of(number), [memoryview(payload_of(number))]) for number in range(WRITTEN)] == [0, 1, 2]
     writer.close()
     return writer.path
 
@@ -82,7 +82,7 @@ def test_a_writer_that_was_killed_anywhere_leaves_the_blocks_that_it_had_finishe
     writer = SegmentWriter(path.parent, 8, LAYOUT)
     monkeypatch.setattr(os, "pwrite", noted)
     for number in range(WRITTEN):
-        writer.append(name_of(number), payload_of(number))
+        writer.append(name_of(number), [memoryview(payload_of(number))])
     monkeypatch.undo()
     assert len(states) > 10 * WRITTEN
     for content, whole in states:

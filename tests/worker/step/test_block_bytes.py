@@ -14,9 +14,9 @@ from octavo.testbed.models import fp32_runner, new_sequences, next_item, run_ite
 from octavo.testbed.tiny_model import VOCAB_SIZE, write_byte_model
 from octavo.testing.native import loaded
 from octavo.wire.steps import BlockMove, BlockMoves
+from octavo.worker.kv_store.loan import Payload
 from octavo.worker.kv_store.store import KVStore
 from octavo.worker.model_settings import ModelSettings
-from octavo.worker.runner import Payload
 from octavo.worker.step.model_runner import ModelRunner
 
 SIZES: dict[str, Any] = {
@@ -52,9 +52,9 @@ def runner_of(directory: Path, cache: str = "float32", draft: Path | None = None
 
 
 def payloads(runner: ModelRunner, block_ids: Sequence[int]) -> list[bytes | None]:
-    copies = runner.read_blocks(block_ids)
-    assert copies.here
-    return [None if payload is None else bytes(payload) for payload in copies.payloads()]
+    contents = runner.read_blocks(block_ids)
+    assert contents.here
+    return [b"".join(parts) if contents.is_sound(parts) else None for parts in contents.blocks()]
 
 
 def logprobs_of_next(

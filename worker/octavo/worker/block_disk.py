@@ -1,7 +1,10 @@
-"""Carries out what plans have a worker's disk do: it names blocks, and reads them by way of memory of its own.
+"""Carries out what plans have a worker's disk do: it names blocks, lends them to be written, and reads them by way of
+memory of its own.
 
-What a disk reads arrives whenever it does, and the CPU blocks that it is for may have another life by then. So reads go
-into private buffers, a few of them, and what is in them goes to a CPU block only while that still waits for it.
+What is to be written is read where it lies, in a device block, sometime: a step that will write to that block takes it
+back first. What a disk reads arrives whenever it does, and the CPU blocks that it is for may have another life by then.
+So reads go into private buffers, a few of them, and what is in them goes to a CPU block only while that still waits for
+it.
 """
 
 import logging
@@ -14,10 +17,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from octavo.wire.steps import BlockContent, KVDisk
+from octavo.wire.steps import BlockContent, KVDisk, StepPlan
 from octavo.worker.kv_store.identity import StoreIdentity, block_name
+from octavo.worker.kv_store.loan import Loan, Parts, Payload
 from octavo.worker.kv_store.store import KVStore, StoreStats, Ticket
-from octavo.worker.runner import Payload
+from octavo.worker.runner import BlockContents
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +34,9 @@ _MEASURED_BLOCKS, _MEASURE_TIMEOUT_S = 8, 2.0
 class BlockStore(Protocol):
     """Keeps blocks by their names, and waits for no disk (`octavo.worker.kv_store.store.KVStore`)."""
 
-    def write(self, name: bytes, payload: Payload) -> bool: ...
+    def lend(self, blocks: Iterable[tuple[bytes, Parts]], is_sound: Callable[[Parts], bool]) -> list[Loan | None]: ...
+
+    def take_back(self, loan: Loan) -> None: ...
 
     def read(self, names: Sequence[bytes], buffers: Sequence[Payload]) -> Ticket: ...
 
@@ -45,13 +51,16 @@ class BlockStore(Protocol):
 
 @dataclass(eq=False)
 class _Fetch:
-    """What one step fetches: the next of its `contents` to read, and how many are not `found` or missed yet."""
+    """What one step fetches: the next of its `contents` to read, and how many are not `found` or missed yet. Until it
+    `may_fill`, what has `arrived` waits in its buffers."""
 
     step_id: int
     contents: Sequence[BlockContent]
     found: list[bool] = field(init=False)
     next: int = 0
     is_dropped: bool = False
+    may_fill: bool = False
+    arrived: list[tuple["_Piece", list[bool]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.found = [False] * len(self.contents)
@@ -76,7 +85,12 @@ class BlockDisk:
         self.description = description
         self._store = store
         self._fill = fill
+        # What may still be read of device blocks.
+        self._lent: dict[int, Loan] = {}
         self._fetches: deque[_Fetch] = deque()
+        # By step that is not done, what may fill no block yet; and the steps of which all has been read.
+        self._early: dict[int, _Fetch] = {}
+        self._done: list[_Fetch] = []
         self._under_way: dict[Ticket, _Piece] = {}
         size = max(1, min(_PIECE_BYTES // block_bytes, _PIECE_BLOCKS))
         self._spare = [[bytearray(block_bytes) for _ in range(size)] for _ in range(_PIECES)]
@@ -92,44 +106,87 @@ class BlockDisk:
         """Forgets all that is kept."""
         self._store.clear()
 
-    def store(self, contents: Iterable[BlockContent], payloads: Iterable[Payload | None]) -> None:
-        """Keeps these payloads, of which there may be fewer, if the disk keeps up. None stands for one of no use."""
-        for content, payload in zip(contents, payloads, strict=False):
-            if payload is not None:
-                self._store.write(block_name(content.value, content.kv_group), payload)
+    def store(self, contents: Sequence[BlockContent], blocks: BlockContents) -> None:
+        """Keeps these blocks, of which there may be fewer, if they are sound and the disk keeps up. What is read where
+        it lies must stay until `take_back` has named it."""
+        names = (block_name(content.value, content.kv_group) for content in contents)
+        loans = self._store.lend(zip(names, blocks.blocks(), strict=False), blocks.is_sound)
+        if blocks.here:
+            self._lent = {block_id: loan for block_id, loan in self._lent.items() if not loan.is_over}
+            lent = zip(contents, loans, strict=False)
+            self._lent |= {content.block_id: loan for content, loan in lent if loan is not None}
+
+    @property
+    def lends(self) -> bool:
+        """Tells whether anything may still be read of device blocks."""
+        return bool(self._lent)
+
+    def take_back(self, block_ids: Iterable[int]) -> None:
+        """Lets these device blocks be written to from now on."""
+        for block_id in block_ids:
+            if loan := self._lent.pop(block_id, None):
+                self._store.take_back(loan)
 
     def fetch(self, step_id: int, contents: Sequence[BlockContent]) -> None:
-        """Begins to read what a step fetches; `fetched` tells of it once."""
-        self._fetches.append(_Fetch(step_id, contents))
+        """Begins to read what a step fetches, which may be under way; `fetched` tells of it once, after `step_done`."""
+        self._early[step_id] = _Fetch(step_id, contents)
+        self._fetches.append(self._early[step_id])
         self._read_on()
+
+    def step_done(self, step_id: int) -> None:
+        """Lets what a step fetches fill CPU blocks: nothing that came before uses them any more."""
+        if fetch := self._early.pop(step_id, None):
+            fetch.may_fill = True
+            for piece, found in fetch.arrived:
+                self._take(piece, found)
+            self._read_on()
+
+    def step_failed(self, step_id: int) -> None:
+        """Drops what a step fetches: nothing of it reaches a CPU block."""
+        if fetch := self._early.pop(step_id, None):
+            self._drop(fetch)
+            self._fetches = deque(other for other in self._fetches if other is not fetch)
+            self._read_on()
 
     def fetched(self) -> list[tuple[int, list[bool]]]:
         """Fills CPU blocks with what has been read, and returns the steps of which all has, with what was found."""
-        done = []
         for ticket in self._store.poll():
             piece = self._under_way.pop(ticket)
-            fetch = piece.fetch
-            if not fetch.is_dropped and self._take(piece, ticket.found):
-                done.append((fetch.step_id, fetch.found))
-            self._spare.append(piece.buffers)
+            if piece.fetch.may_fill or piece.fetch.is_dropped:
+                self._take(piece, ticket.found)
+            else:
+                piece.fetch.arrived.append((piece, ticket.found))
         self._read_on()
-        return done
+        done, self._done = self._done, []
+        return [(fetch.step_id, fetch.found) for fetch in done]
 
     def forget(self) -> None:
         """Drops all that is being fetched: nothing of it reaches a CPU block."""
         self._fetches.clear()
+        self._done.clear()
+        for fetch in self._early.values():
+            self._drop(fetch)
+        self._early.clear()
         for piece in self._under_way.values():
             piece.fetch.is_dropped = True
 
-    def _take(self, piece: _Piece, found: list[bool]) -> bool:
-        """Returns whether this was the last of a fetch."""
+    def _drop(self, fetch: _Fetch) -> None:
+        fetch.is_dropped = True
+        self._spare += [piece.buffers for piece, _ in fetch.arrived]
+
+    def _take(self, piece: _Piece, found: list[bool]) -> None:
+        """Fills CPU blocks with what is in buffers, unless it has been dropped, and gives these back."""
+        self._spare.append(piece.buffers)
         fetch = piece.fetch
+        if fetch.is_dropped:
+            return
         for index, (is_found, buffer) in enumerate(zip(found, piece.buffers, strict=False), piece.first):
             if is_found:
                 self._fill(fetch.contents[index].block_id, buffer)
                 fetch.found[index] = True
         fetch.num_open -= len(found)
-        return not fetch.num_open
+        if not fetch.num_open:
+            self._done.append(fetch)
 
     def _read_on(self) -> None:
         while self._fetches and self._spare:
@@ -141,6 +198,16 @@ class BlockDisk:
             fetch.next += len(names)
             if fetch.next == len(fetch.contents):
                 self._fetches.popleft()
+
+
+def overwritten(plan: StepPlan) -> Iterator[int]:
+    """Yields the device blocks that a plan gives to somebody, and with that all to which it or a later one writes: what
+    has been stored is full, so nobody who has had it until now writes to it."""
+    for item in plan.work:
+        for block_ids in item.new_block_ids:
+            yield from block_ids
+    for move in (*plan.moves.swap_in, *plan.moves.copy):
+        yield move.target
 
 
 @contextmanager

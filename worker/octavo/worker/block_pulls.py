@@ -7,7 +7,7 @@ from typing import Protocol
 
 from octavo.wire.peers import MAX_READ_BLOCKS, BlocksRead, ReadBlocks
 from octavo.wire.steps import BlockMove, BlockServer, PullBlocks
-from octavo.worker.runner import Payload
+from octavo.worker.kv_store.loan import Payload
 
 # The bytes of a read, and the reads of one pull that are under way: what arrives waits in memory until a step is done.
 _READ_BYTES, _MAX_READS = 4 << 20, 4

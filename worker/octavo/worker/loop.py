@@ -119,6 +119,8 @@ class WorkerLoop:
             # What has arrived comes first, for the answer of a step is often what the next plan waits for.
             self._report_arrivals()
             self._answer_if_ready()
+            # And what had to come behind the answer.
+            self._report_arrivals()
             self._receive()
         self._leave()
 

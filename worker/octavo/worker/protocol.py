@@ -9,7 +9,6 @@ from octavo.wire.base import SCHEMA_VERSION
 from octavo.wire.codec import decode_from_worker, encode
 from octavo.wire.costs import StepCosts
 from octavo.wire.steps import (
-    BlockContent,
     BlocksFetched,
     BlocksPulled,
     FromWorker,
@@ -29,9 +28,9 @@ from octavo.wire.steps import (
     WorkerUnregistered,
     WorkerWelcome,
 )
-from octavo.worker.block_disk import BlockDisk
+from octavo.worker.block_disk import BlockDisk, overwritten
 from octavo.worker.block_pulls import BlockPulls
-from octavo.worker.runner import BlockCopies, DoneStep, LaunchedStep, Runner, StepOutput
+from octavo.worker.runner import BlockContents, DoneStep, LaunchedStep, Runner, StepOutput
 from octavo.worker.sequence_table import SequenceTable, members_of
 from octavo.worker.sequences import WorkItem
 from octavo.worker.step.failures import is_out_of_memory, release_memory
@@ -49,14 +48,14 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class _Launched:
-    """A plan under way: its step, the sequences that had `failed` before it was launched, and the copies of blocks that
-    are to be stored once it is done."""
+    """A plan under way: its step, the sequences that had `failed` before it was launched, and the `copies` of blocks
+    that are to be stored once it is done."""
 
     plan: StepPlan
     items: list[WorkItem]
     step: LaunchedStep
     failed: dict[int, SequenceFailure]
-    copies: BlockCopies | None
+    copies: BlockContents | None
 
 
 class WorkerProtocol:
@@ -94,8 +93,6 @@ class WorkerProtocol:
         )
         self._launched: deque[_Launched] = deque()
         self._answers: deque[StepResult] = deque()
-        # By step, what is to be fetched once the scheduler knows that the step is done.
-        self._to_fetch: dict[int, list[BlockContent]] = {}
         self.incarnation = self.process = draw_incarnation()
         if pulls is not None:
             pulls.serve_as(self.incarnation)
@@ -158,8 +155,8 @@ class WorkerProtocol:
         if not self._answers:
             self._finish()
         result = self._answers.popleft()
-        if self._disk is not None and (contents := self._to_fetch.pop(result.step_id, None)):
-            self._disk.fetch(result.step_id, contents)
+        if self._disk is not None:
+            self._disk.step_done(result.step_id)
         return result
 
     def filenos(self) -> list[int]:
@@ -193,7 +190,6 @@ class WorkerProtocol:
         """
         self._launched.clear()
         self._answers.clear()
-        self._to_fetch.clear()
         if self._disk is not None:
             self._disk.forget()
         self._table.clear()
@@ -285,20 +281,26 @@ class WorkerProtocol:
         self._table.begin(items)
         self._launched.append(_Launched(plan, items, step, failed, copies))
 
-    def _copies(self, plan: StepPlan) -> BlockCopies | None:
-        """Stores the blocks that the plan has stored, before anything writes to them; returns copies that are still on
-        their way."""
-        if plan.disk is None:
-            return None
+    def _copies(self, plan: StepPlan) -> BlockContents | None:
+        """Has the disk begin what the plan has it do: lends it what is to be stored, but for the blocks that the plan
+        writes to, which are taken back; returns copies that are still on their way."""
         if self._disk is None:
-            raise PlanError("a plan is for a worker with a disk; this one has none")
-        if not plan.disk.store:
+            if plan.disk is not None:
+                raise PlanError("a plan is for a worker with a disk; this one has none")
             return None
-        copies = self._runner.read_blocks([content.block_id for content in plan.disk.store])
-        if not copies.here:
-            return copies
-        self._disk.store(plan.disk.store, copies.payloads())
-        return None
+        copies = None
+        if plan.disk is not None and plan.disk.store:
+            contents = self._runner.read_blocks([content.block_id for content in plan.disk.store])
+            if contents.here:
+                self._disk.store(plan.disk.store, contents)
+            else:
+                copies = contents
+        if self._disk.lends:
+            self._disk.take_back(overwritten(plan))
+        if plan.disk is not None and plan.disk.fetch:
+            # While this and earlier steps compute.
+            self._disk.fetch(plan.step_id, plan.disk.fetch)
+        return copies
 
     def _finish_all(self) -> None:
         while self._launched:
@@ -336,24 +338,27 @@ class WorkerProtocol:
         if self._disk is None or disk is None:
             return
         if launched.copies is not None:
-            self._disk.store(disk.store, launched.copies.payloads())
-        if disk.fetch:
-            self._to_fetch[launched.plan.step_id] = disk.fetch
+            self._disk.store(disk.store, launched.copies)
 
     def _fail(self, plan: StepPlan, error: Exception) -> StepResult:
         """Answers a failed `plan`. The scheduler recomputes its sequences; the worker and its other sequences live
         on."""
         logger.error("step %d failed", plan.step_id, exc_info=error)
         self._failed_step_id = plan.step_id
-        self._table.discard(plan)
+        self._discard(plan)
         outcome = StepOutcome.FAILED
         if is_out_of_memory(error):
             outcome = StepOutcome.OUT_OF_MEMORY
             release_memory(error)
         return _result(plan, outcome, detail=f"{type(error).__name__}: {error}"[:_MAX_DETAIL])
 
-    def _skip(self, plan: StepPlan) -> StepResult:
+    def _discard(self, plan: StepPlan) -> None:
         self._table.discard(plan)
+        if self._disk is not None:
+            self._disk.step_failed(plan.step_id)
+
+    def _skip(self, plan: StepPlan) -> StepResult:
+        self._discard(plan)
         return _result(plan, StepOutcome.SKIPPED, detail=f"step {self._failed_step_id} had failed")
 
 

@@ -17,9 +17,8 @@ from octavo.wire.steps import (
     StepTimes,
 )
 from octavo.worker.kv_store.identity import StoreIdentity
+from octavo.worker.kv_store.loan import Parts, Payload
 from octavo.worker.sequences import WorkItem
-
-Payload = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True)
@@ -84,15 +83,18 @@ class DoneStep:
 
 
 @dataclass(frozen=True)
-class BlockCopies:
-    """The bytes of some device blocks, as they are before the step that is launched next, in the order asked for.
+class BlockContents:
+    """The bytes of some device blocks, as they are before the step that is launched next, in the order asked for, each
+    in one part or several. There may be fewer than were asked for.
 
-    Call `payloads` before that launch if they are `here`, else once that step's output has been taken. None stands for
-    a block whose content is not finite. There may be fewer than were asked for.
+    If they are `here`, the parts are the blocks themselves, and change with them. Else call `blocks` once that step's
+    output has been taken: they are copies. `is_sound` tells of such parts whether their numbers are finite; any thread
+    may call it, and it may say anything of parts that change meanwhile.
     """
 
     here: bool
-    payloads: Callable[[], Iterable[Payload | None]]
+    blocks: Callable[[], Iterable[Parts]]
+    is_sound: Callable[[Parts], bool]
 
 
 class Runner(Protocol):
@@ -115,8 +117,8 @@ class Runner(Protocol):
 
     `execute` launches a step and waits for its output. `forget` names every sequence that will not be in a step again.
 
-    `kv_identity` says for whom the bytes of a block are of use, and how many they are. `read_blocks` copies device
-    blocks, and `fill_cpu_block` writes what it has copied into a CPU block, which no step that is under way may use.
+    `kv_identity` says for whom the bytes of a block are of use, and how many they are. `read_blocks` gives what is in
+    device blocks, and `fill_cpu_block` writes such bytes into a CPU block, which no step that is under way may use.
     `peek_blocks` gives the bytes of blocks as they are, of the device or `in_cpu`, on any thread; None where there are
     no such blocks, or where the device has a memory of its own.
     """
@@ -142,7 +144,7 @@ class Runner(Protocol):
 
     def forget(self, sequence_ids: Iterable[int]) -> None: ...
 
-    def read_blocks(self, block_ids: Sequence[int]) -> BlockCopies: ...
+    def read_blocks(self, block_ids: Sequence[int]) -> BlockContents: ...
 
     def fill_cpu_block(self, block_id: int, payload: Payload) -> None: ...
 

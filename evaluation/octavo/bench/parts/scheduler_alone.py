@@ -6,6 +6,7 @@ from functools import partial
 
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.events import (
+    DiskAnswered,
     Effect,
     FrontendJoined,
     ReplicaJoined,
@@ -26,8 +27,10 @@ from octavo.wire.costs import StepCosts
 from octavo.wire.requests import CacheKey, Rejected, Request
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import (
+    BlocksFetched,
     Candidates,
     FurtherTokens,
+    KVDisk,
     KVGroup,
     ModelInfo,
     SampledToken,
@@ -45,7 +48,13 @@ _MODEL = ModelInfo("none", "fingerprint", "none", VOCAB_SIZE, max_model_len=1 <<
 _STEP_S = 0.01
 
 
-def hello(num_blocks: int, block_size: int, num_cpu_blocks: int = 0, costs: StepCosts | None = None) -> WorkerHello:
+def hello(
+    num_blocks: int,
+    block_size: int,
+    num_cpu_blocks: int = 0,
+    costs: StepCosts | None = None,
+    kv_disk: KVDisk | None = None,
+) -> WorkerHello:
     """Makes the hello of a worker with one KV group."""
     return WorkerHello(
         schema_version=SCHEMA_VERSION,
@@ -61,6 +70,7 @@ def hello(num_blocks: int, block_size: int, num_cpu_blocks: int = 0, costs: Step
         kv_bytes_per_token=0,
         kv_groups=[KVGroup(window=0)],
         costs=costs,
+        kv_disk=kv_disk,
     )
 
 
@@ -101,6 +111,7 @@ class SchedulerAlone:
         block_size: int = 16,
         num_cpu_blocks: int = 0,
         costs: StepCosts | None = None,
+        kv_disk: KVDisk | None = None,
         seed: int = 0,
         census: BlockCensus | None = None,
     ) -> None:
@@ -108,7 +119,7 @@ class SchedulerAlone:
         self._random = random.Random(seed)
         self._now = 0.0
         self.core.handle(FrontendJoined(_FRONTEND), 0.0)
-        self.core.handle(ReplicaJoined(hello(num_blocks, block_size, num_cpu_blocks, costs)), 0.0)
+        self.core.handle(ReplicaJoined(hello(num_blocks, block_size, num_cpu_blocks, costs, kv_disk)), 0.0)
 
     @property
     def replica(self) -> Replica:
@@ -164,6 +175,16 @@ class SchedulerAlone:
         """Gives the core a result, so many seconds after the one before it."""
         self._now += seconds
         return self.core.handle(StepAnswered(_INCARNATION, result), self._now)
+
+    def find_nothing_on_disk(self) -> None:
+        """Plans and runs steps for as long as they have the disk fetch something, which it does not find."""
+        while fetching := [plan for plan in plans(self.schedule()) if plan.disk is not None and plan.disk.fetch]:
+            for plan in fetching:
+                assert plan.disk is not None
+                self.accept(self.next_result())
+                found = [False] * len(plan.disk.fetch)
+                answer = BlocksFetched(self.core.epoch, _INCARNATION, plan.step_id, found)
+                self.core.handle(DiskAnswered(_INCARNATION, answer), self._now)
 
     def run(self) -> Iterator[list[StepPlan]]:
         """Runs all that was submitted, as many steps in flight as are allowed; yields the plans when they are made."""

@@ -28,6 +28,7 @@ from octavo.scheduler.kv.manager import KVCacheManager
 from octavo.scheduler.kv.prefix_cache import block_hashes
 from octavo.wire.codec import decode_from_worker, encode
 from octavo.wire.sampling import SamplingParams
+from octavo.wire.steps import KVDisk
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -153,19 +154,21 @@ def decode_cost(num_sequences: int, num_steps: int) -> DecodeCost:
     )
 
 
-def decoding(num_sequences: int, num_steps: int) -> SchedulerAlone:
+def decoding(num_sequences: int, num_steps: int, kv_disk: KVDisk | None = None) -> SchedulerAlone:
     """Makes a scheduler with one step outstanding whose sequences are all past their prompts and decode for `num_steps`
-    more."""
+    more; of a worker with CPU blocks, and a disk if one is given."""
     longest, max_tokens = 4 * _BLOCK_SIZE, num_steps + 4
     config = SchedulerConfig(
         max_num_seqs=num_sequences, max_num_batched_tokens=longest * num_sequences, max_waiting=num_sequences
     )
     num_blocks = num_sequences * (2 + (longest + max_tokens) // _BLOCK_SIZE)
-    alone = SchedulerAlone(config, num_blocks=num_blocks, block_size=_BLOCK_SIZE)
+    alone = SchedulerAlone(
+        config, num_blocks=num_blocks, block_size=_BLOCK_SIZE, num_cpu_blocks=num_blocks, kv_disk=kv_disk
+    )
     for index in range(num_sequences):
         prompt = alone.draw_tokens(longest - index % _BLOCK_SIZE)
         alone.submit(make_request(str(index), prompt, SamplingParams(max_tokens=max_tokens)))
-    alone.schedule()
+    alone.find_nothing_on_disk()
     alone.schedule()
     alone.accept(alone.next_result())
     return alone
@@ -183,6 +186,28 @@ def _timed_steps(alone: SchedulerAlone, num_steps: int) -> Iterator[tuple[float,
         messages = [e.message for e in (*planned, *effects) if isinstance(e, SendToFrontend | SendToReplica)]
         wire = timed(decode_from_worker, frame)[1] + sum(timed(encode, message)[1] for message in messages)
         yield schedule, handle, wire, len(encode(plan))
+
+
+@dataclass(frozen=True)
+class DiskCost:
+    """Holds what a step of so many sequences takes of a worker without a disk, in microseconds, and the ratios to that
+    with a disk and with a mirror on it: means, because what is stored comes in some steps only."""
+
+    sequences: int
+    without: float
+    disk_ratio: float
+    mirror_ratio: float
+
+
+def disk_cost(num_sequences: int = 256, num_steps: int = 600) -> DiskCost:
+    """Measures three schedulers, step by step in turns."""
+    disks = (None, KVDisk(), KVDisk(mirror=True))
+    runs = [_timed_steps(decoding(num_sequences, num_steps, disk), num_steps) for disk in disks]
+    taken = [[schedule + handle for schedule, handle, _, _ in steps] for steps in zip(*runs, strict=True)]
+    # The slowest of fifty are of other things: garbage, and whoever else has the machine.
+    kept = len(taken) - len(taken) // 50
+    without, disk, mirror = (statistics.fmean(sorted(column)[:kept]) for column in zip(*taken, strict=True))
+    return DiskCost(num_sequences, without, disk / without, mirror / without)
 
 
 @dataclass(frozen=True)
@@ -229,6 +254,7 @@ class StepReport:
     """Holds all that is measured."""
 
     decode: list[DecodeCost]
+    disk: DiskCost
     admission: AdmissionCost
     blocks: BlockCosts
     profile: list[tuple[str, float]]
@@ -244,6 +270,8 @@ class StepReport:
         blocks = "  ".join(f"{name} {nanoseconds:.0f}" for name, nanoseconds in asdict(self.blocks).items())
         lines = [
             *table([heads, *rows]),
+            f"step of {self.disk.sequences}: {self.disk.without:.0f} us without a disk; with one"
+            f" {self.disk.disk_ratio:.3f} of that, with a mirror {self.disk.mirror_ratio:.3f}",
             f"admission of {_LONG_PROMPT} tokens: cold {self.admission.cold:.0f} us, warm {self.admission.warm:.0f} us",
             f"ns per block: {blocks}",
             "most of a step of 256, in the profiler:",
@@ -257,7 +285,7 @@ def measure(sizes: list[int], num_steps: int) -> StepReport:
     decode = [decode_cost(size, max(200, min(num_steps, (1 << 19) // size))) for size in sizes]
     first = decode[0].per_sequence
     decode = [replace(cost, growth=cost.per_sequence / first) for cost in decode]
-    return StepReport(decode, admission_cost(), block_costs(), profile())
+    return StepReport(decode, disk_cost(), admission_cost(), block_costs(), profile())
 
 
 def main() -> int:

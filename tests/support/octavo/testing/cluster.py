@@ -81,7 +81,8 @@ from octavo.wire.steps import (
 from octavo.worker.fake.faults import parse_faults
 from octavo.worker.fake.runner import FakeVocabulary, expected_tokens
 from octavo.worker.kv_store.identity import block_name
-from octavo.worker.runner import Payload, Runner, StepOutput
+from octavo.worker.kv_store.loan import Payload
+from octavo.worker.runner import Runner, StepOutput
 from octavo.worker.sequence_table import SequenceTable
 
 FRONTEND = 7
@@ -250,11 +251,10 @@ class FakeReplica:
             return
         assert self.disk is not None, "a plan is for a worker with a disk"
         contents = plan.disk.store
-        for content, payload in zip(
-            contents, self.runner.read_blocks([each.block_id for each in contents]).payloads(), strict=True
-        ):
-            if payload is not None:
-                self.disk[block_name(content.value, content.kv_group)] = bytes(payload)
+        read = self.runner.read_blocks([each.block_id for each in contents])
+        for content, parts in zip(contents, read.blocks(), strict=True):
+            if read.is_sound(parts):
+                self.disk[block_name(content.value, content.kv_group)] = b"".join(parts)
 
     def read(self) -> BlocksFetched:
         """Reads what the oldest step that is done has the disk fetch."""

@@ -24,6 +24,7 @@ from octavo.worker.block_exchange import chosen_endpoint, opened_exchange
 from octavo.worker.block_pulls import BlockPulls
 from octavo.worker.config import NO_PEERS, WorkerConfig, default_worker_id
 from octavo.worker.health import Liveness, health_server
+from octavo.worker.kv_store.loan import Payload
 from octavo.worker.kv_store.room import KVStoreError
 from octavo.worker.loop import serve
 from octavo.worker.make_runner import UnusableError, describe, one_line, with_runner
@@ -31,7 +32,7 @@ from octavo.worker.metrics import WorkerMetrics
 from octavo.worker.model_settings import ConfigError
 from octavo.worker.process import LastWords
 from octavo.worker.protocol import RefusedError
-from octavo.worker.runner import Payload, Runner
+from octavo.worker.runner import Runner
 
 logger = logging.getLogger(__name__)
 

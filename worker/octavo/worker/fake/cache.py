@@ -48,12 +48,16 @@ class FakeCache:
 
     @property
     def block_bytes(self) -> int:
+        return self._own_bytes
+
+    @property
+    def _own_bytes(self) -> int:
         return self.block_size * self.slot_bytes
 
-    def block(self, block_id: int, *, in_cpu: bool = False) -> bytes:
-        """Returns what is in a device block, or in one `in_cpu` memory."""
-        blocks = self._cpu if in_cpu else self._device
-        return blocks[block_id * self.block_size : (block_id + 1) * self.block_size].tobytes()
+    def block(self, block_id: int, *, in_cpu: bool = False) -> list[memoryview]:
+        """Returns the bytes of a device block, or of one `in_cpu` memory, which change with it."""
+        blocks = memoryview(self._cpu if in_cpu else self._device).cast("B")
+        return [blocks[block_id * self._own_bytes : (block_id + 1) * self._own_bytes]]
 
     def fill_cpu(self, block_id: int, content: bytes) -> None:
         """Puts what was in a block into a CPU block."""

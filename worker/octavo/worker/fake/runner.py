@@ -36,7 +36,8 @@ from octavo.worker.fake.distribution import FakeDistribution, NoTokenLeftError, 
 from octavo.worker.fake.draft_model import FakeDraftModel
 from octavo.worker.fake.faults import FakeFault, FakeFaults
 from octavo.worker.kv_store.identity import StoreIdentity
-from octavo.worker.runner import BlockCopies, DoneStep, Payload, StepOutput
+from octavo.worker.kv_store.loan import Parts, Payload
+from octavo.worker.runner import BlockContents, DoneStep, StepOutput
 from octavo.worker.sampling.grammars import Grammars
 from octavo.worker.sequences import Chooser, WorkerSequence, WorkItem
 from octavo.worker.step.failures import bad_grammar, no_token_left, not_finite
@@ -270,8 +271,12 @@ class FakeRunner:
         what = f"{self.model.fingerprint} {self.draft_model or ''}".strip()
         return StoreIdentity(what, self.kv_cache_dtype, "tokens", "fake", self.block_size, num_bytes)
 
-    def read_blocks(self, block_ids: Sequence[int]) -> BlockCopies:
-        return BlockCopies(True, lambda: (b"".join(cache.block(each) for cache in self._caches) for each in block_ids))
+    def read_blocks(self, block_ids: Sequence[int]) -> BlockContents:
+        blocks = [[part for cache in self._caches for part in cache.block(each)] for each in block_ids]
+        return BlockContents(True, lambda: blocks, self._is_sound)
+
+    def _is_sound(self, _: Parts) -> bool:
+        return True
 
     def fill_cpu_block(self, block_id: int, payload: Payload) -> None:
         rest = bytes(payload)
@@ -282,7 +287,9 @@ class FakeRunner:
     def peek_blocks(self, block_ids: Sequence[int], *, in_cpu: bool) -> list[Payload] | None:
         if max(block_ids) >= (self.num_cpu_blocks if in_cpu else self.num_blocks):
             return None
-        return [b"".join(cache.block(each, in_cpu=in_cpu) for cache in self._caches) for each in block_ids]
+        return [
+            b"".join(part for cache in self._caches for part in cache.block(each, in_cpu=in_cpu)) for each in block_ids
+        ]
 
     def execute(self, moves: BlockMoves, items: list[WorkItem]) -> StepOutput:
         began = time.monotonic_ns()

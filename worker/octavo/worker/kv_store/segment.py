@@ -20,7 +20,7 @@ import os
 import re
 import secrets
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import takewhile
@@ -30,6 +30,7 @@ from typing import Final, Self
 from xxhash import xxh3_64, xxh3_64_intdigest
 
 from octavo.worker.kv_store.identity import NAME_BYTES, StoreIdentity
+from octavo.worker.kv_store.loan import Parts, Payload
 
 # Its last character is the version of this format.
 _MAGIC: Final = b"octavKV1"
@@ -38,9 +39,6 @@ _PREAMBLE: Final = struct.Struct("<8sQQ")
 _ENTRY: Final = struct.Struct("<32sQQ")
 _EMPTY: Final = bytes(_ENTRY.size)
 _FILE_NAME: Final = re.compile(r"([0-9a-f]{12})-[0-9a-f]{8}\.kv")
-
-
-Payload = bytes | bytearray | memoryview
 
 
 class SegmentError(Exception):
@@ -146,12 +144,13 @@ def read_block(descriptor: int, layout: SegmentLayout, slot: int, name: bytes, b
         if not (count := os.preadv(descriptor, [rest], offset)):
             return False
         offset, rest = offset + count, rest[count:]
-    return _checksum(name, buffer) == int.from_bytes(entry[NAME_BYTES : NAME_BYTES + 8], "little")
+    return _checksum(name, [buffer]) == int.from_bytes(entry[NAME_BYTES : NAME_BYTES + 8], "little")
 
 
-def _checksum(name: bytes, payload: Payload) -> int:
+def _checksum(name: bytes, parts: Parts) -> int:
     checksum = xxh3_64(name)
-    checksum.update(payload)
+    for part in parts:
+        checksum.update(part)
     return checksum.intdigest()
 
 
@@ -178,11 +177,17 @@ class SegmentWriter:
         """Tells whether there is a slot left, and a file: another process may have removed it to make room."""
         return self.filled < self.layout.slots and os.fstat(self._descriptor).st_nlink > 0
 
-    def append(self, name: bytes, payload: Payload) -> int:
-        """Writes a block and returns its slot. Raises `OSError`, after which only `close` is left to call."""
+    def append(self, name: bytes, parts: Parts, is_valid: Callable[[], bool] = lambda: True) -> int | None:
+        """Writes a block and returns its slot; None, and the slot is still to be filled, if the parts were not valid
+        any more once all of them had been read. Raises `OSError`, after which only `close` is left to call."""
         slot = self.filled
-        self._write(payload, self.layout.payload_at(slot))
-        entry = name + _checksum(name, payload).to_bytes(8, "little")
+        offset, checksum = self.layout.payload_at(slot), _checksum(name, parts)
+        for part in parts:
+            self._write(part, offset)
+            offset += part.nbytes
+        if not is_valid():
+            return None
+        entry = name + checksum.to_bytes(8, "little")
         self._write(entry + xxh3_64_intdigest(entry, slot).to_bytes(8, "little"), self.layout.entry_at(slot))
         self.filled += 1
         return slot

@@ -16,7 +16,7 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
@@ -25,8 +25,9 @@ from typing import Final, Self
 from octavo.runtime.telemetry import optional
 from octavo.worker.kv_store.identity import NAME_BYTES, StoreIdentity
 from octavo.worker.kv_store.index import BlockIndex, Segment
+from octavo.worker.kv_store.loan import Loan, Parts, Payload, copied
 from octavo.worker.kv_store.room import KVStoreError, all_segments, locked, make_room, prepare, remove
-from octavo.worker.kv_store.segment import Payload, SegmentLayout, SegmentWriter, opened, read_block, segment_files
+from octavo.worker.kv_store.segment import SegmentLayout, SegmentWriter, opened, read_block, segment_files
 
 _log = logging.getLogger(__name__)
 
@@ -37,9 +38,9 @@ _FEWEST_SEGMENTS: Final = 16
 
 @dataclass(frozen=True)
 class StoreLimits:
-    """Limits what the store takes at once: `reads` tickets in its queue, and copies of payloads of `write_bytes` in
-    all, but of two blocks at least. After a failed write it writes nothing for `rest_s` seconds; it looks for segments
-    of others `refresh_s` seconds after the last time at the earliest."""
+    """Limits what the store takes at once: `reads` tickets in its queue, and for writing blocks of `write_bytes` in
+    all, but two at least, and as many copies. After a failed write it writes nothing for `rest_s` seconds; it looks for
+    segments of others `refresh_s` seconds after the last time at the earliest."""
 
     reads: int = 256
     readers: int = 2
@@ -67,14 +68,19 @@ class StoreStats:
 
     Reads end as `found`, `missed`, `damaged` (the checksum was wrong, and the block is forgotten), `failed` (the disk
     said so) or `refused` (the queue was full). Writes end as `written`, `kept` (it was there), `dropped` (the queue was
-    full), `resting` (soon after a failure), `forgotten` (by a `clear`) or `unwritten` (the disk said so). `renewed`
-    counts reads of which the block was to be written once more, `evicted` the segments that this process removed.
+    full), `unsound` (not worth keeping), `resting` (soon after a failure), `forgotten` (by a `clear`) or `unwritten`
+    (the disk said so). `renewed` counts reads of which the block was to be written once more, `evicted` the segments
+    that this process removed.
     """
 
     blocks: int
     segments: int
     unreadable_segments: int
     counts: dict[str, int]
+
+
+def _always(_: Parts) -> bool:
+    return True
 
 
 class KVStore:
@@ -118,14 +124,14 @@ class KVStore:
         self._is_refresh_queued = False
         self._done: deque[Ticket] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        # Writes. A copy of a payload waits in one of a few buffers, which are made when they are first needed.
+        # Writes. A copy of a block waits in one of a few buffers, which are made when they are first needed.
         self._writes: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._queued: set[bytes] = set()
         # The calls of `clear`, and how many of them the disk has followed: until all, nothing is found or written.
         self._clears = self._cleared = 0
         self._idle = threading.Condition(self._lock)
         self._spare: list[bytearray] = []
-        self._num_unmade = max(2, limits.write_bytes // identity.block_bytes)
+        self._most_queued = self._num_unmade = max(2, limits.write_bytes // identity.block_bytes)
         self._segment: Segment | None = None
         self._writer: SegmentWriter | None = None
         self._rests_until = -1.0
@@ -174,16 +180,55 @@ class KVStore:
         fails; False if too much waits for the disk, or it has just failed."""
         return self._keep(name, payload, None)
 
-    def _keep(self, name: bytes, payload: Payload, read_at: int | None) -> bool:
-        """Keeps a payload as `write` does, unless it was read here after `read_at` clears and there was one since."""
-        view = memoryview(payload).cast("B")
-        if view.nbytes != self._block_bytes or len(name) != NAME_BYTES:
-            raise ValueError(
-                f"a block is {NAME_BYTES} bytes of name and {self._block_bytes} of payload, not {len(name)} and"
-                f" {view.nbytes}"
-            )
+    def lend(self, blocks: Iterable[tuple[bytes, Parts]], is_sound: Callable[[Parts], bool]) -> list[Loan | None]:
+        """Has blocks written soon, each from where its parts lie, if they are sound. Returns a loan of each: its parts
+        stay as they are until it is over or `take_back` has been called. None stands for one that is there, or will be,
+        or is not kept, as with `write`."""
         # What is held to be there another process may have removed.
         self._refresh_soon()
+        loans = [self._lent(name, parts, is_sound) for name, parts in blocks]
+        if given := [loan for loan in loans if isinstance(loan, Loan)]:
+            self._writes.put(lambda: self._run_writes_of(given))
+        return [loan if isinstance(loan, Loan) else None for loan in loans]
+
+    def take_back(self, loan: Loan) -> None:
+        """Lets the owner change the parts of a loan from now on, whatever the disk does. What was to be written is
+        copied, if it has not been, and there is room."""
+        with self._lock:
+            if loan.is_over or loan.parts is None or loan.buffer is not None:
+                return
+            parts, buffer = loan.parts, self._take_buffer()
+        copy = None if buffer is None else copied(parts, buffer)
+        with self._lock:
+            if not loan.is_over:
+                loan.parts, loan.buffer = copy, buffer
+            elif buffer is not None:
+                self._spare.append(buffer)
+
+    def _keep(self, name: bytes, payload: Payload, read_at: int | None) -> bool:
+        """Keeps a payload as `write` does, unless it was read here after `read_at` clears and there was one since."""
+        self._refresh_soon()
+        loan = self._lent(name, [memoryview(payload).cast("B")], _always, read_at, copies=True)
+        if isinstance(loan, Loan):
+            self._writes.put(lambda: self._run_writes_of([loan]))
+            return True
+        return loan
+
+    def _lent(
+        self,
+        name: bytes,
+        parts: Parts,
+        is_sound: Callable[[Parts], bool],
+        read_at: int | None = None,
+        *,
+        copies: bool = False,
+    ) -> Loan | bool:
+        """Returns a loan that is to be queued, of a copy if it `copies`; or whether the block is there already."""
+        size = sum(part.nbytes for part in parts)
+        if len(name) != NAME_BYTES or size != self._block_bytes:
+            raise ValueError(
+                f"a block is {NAME_BYTES} bytes of name and {self._block_bytes} of payload, not {len(name)} and {size}"
+            )
         is_young = self._is_cleared and self._index.has_young(name)
         with self._lock:
             if is_young or name in self._queued:
@@ -194,19 +239,24 @@ class KVStore:
             if self._is_closing or time.monotonic() < self._rests_until:
                 self._counts["resting"] += 1
                 return False
-            if self._spare:
-                copy = self._spare.pop()
-            elif self._num_unmade:
-                self._num_unmade -= 1
-                copy = bytearray(self._block_bytes)
-            else:
+            buffer = None
+            if len(self._queued) >= self._most_queued or (copies and (buffer := self._take_buffer()) is None):
                 self._counts["dropped"] += 1
                 return False
             self._queued.add(name)
-            clears = self._clears
-        copy[:] = view
-        self._writes.put(lambda: self._run_write(name, copy, clears))
-        return True
+            loan = Loan(name, parts, is_sound, self._clears, buffer)
+        if buffer is not None:
+            loan.parts = copied(parts, buffer)
+        return loan
+
+    def _take_buffer(self) -> bytearray | None:
+        """Returns a buffer of a block; None if all are in use. The caller holds the lock."""
+        if self._spare:
+            return self._spare.pop()
+        if not self._num_unmade:
+            return None
+        self._num_unmade -= 1
+        return bytearray(self._block_bytes)
 
     def clear(self) -> None:
         """Forgets all blocks of this identity, at once, and has their segments removed, soon: for other processes too.
@@ -349,8 +399,11 @@ class KVStore:
             self._refresh_at = time.monotonic() + self._limits.refresh_s
 
     def _failed(self, count: str, what: str, error: object, consequence: str) -> None:
+        self._count(count)
+        self._report(what, error, consequence)
+
+    def _report(self, what: str, error: object, consequence: str) -> None:
         with self._lock:
-            self._counts[count] += 1
             is_news = optional.is_first_failure(what)
         if is_news:
             _log.error("%s: %s; %s", what.replace("_", " "), error, consequence)
@@ -358,12 +411,19 @@ class KVStore:
     # -- writes, in a thread of their own --------------------------------------------------------------------------
 
     def _run_writes(self) -> None:
+        # Whoever computes is not to be interrupted for this.
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         while (job := self._writes.get()) is not None:
             job()
         self._end_segment()
 
-    def _run_write(self, name: bytes, payload: bytearray, clears: int) -> None:
-        is_forgotten = clears < self._clears
+    def _run_writes_of(self, loans: list[Loan]) -> None:
+        for loan in loans:
+            self._run_write(loan)
+
+    def _run_write(self, loan: Loan) -> None:
+        is_forgotten = loan.clears < self._clears
         if is_forgotten:
             self._count("forgotten")
         elif time.monotonic() < self._rests_until:
@@ -372,11 +432,13 @@ class KVStore:
             if not self._is_cleared:
                 self._clear()
             if self._is_cleared:
-                self._write(name, payload)
+                self._count(self._write(loan))
         with self._idle:
-            if clears == self._clears:
-                self._queued.discard(name)
-            self._spare.append(payload)
+            loan.is_over = True
+            if loan.clears == self._clears:
+                self._queued.discard(loan.name)
+            if loan.buffer is not None:
+                self._spare.append(loan.buffer)
             self._idle.notify_all()
 
     def _clear(self) -> None:
@@ -396,21 +458,35 @@ class KVStore:
             self._cleared = clears
             self._idle.notify_all()
 
-    def _write(self, name: bytes, payload: bytearray) -> None:
+    def _write(self, loan: Loan) -> str:
+        """Writes what is lent, and returns how that ended."""
+        while (parts := loan.parts) is not None:
+            is_sound = loan.is_sound(parts)
+            # What is known of bytes that their owner has back by now is worth nothing.
+            if not is_sound and loan.parts is parts:
+                return "unsound"
+            if is_sound and (end := self._append(loan, parts)):
+                return end
+        return "dropped"
+
+    def _append(self, loan: Loan, parts: Parts) -> str:
+        """Returns how it ended; nothing if these parts are not those lent any more."""
         try:
             if self._writer is None or self._segment is None or not self._writer.is_writable:
                 self._end_segment()
                 self._writer, self._segment = self._begin_segment()
-            slot = self._writer.append(name, payload)
+            slot = self._writer.append(loan.name, parts, lambda: loan.parts is parts)
         except Exception as error:
             self._rests_until = time.monotonic() + self._limits.rest_s
             self._end_segment()
             consequence = f"blocks there are still read, and for {self._limits.rest_s:g} s none is written"
-            self._failed("unwritten", optional.KV_DISK_WRITES, error, consequence)
-        else:
-            self._index.add(self._segment, slot, [name])
-            self._count("written")
-            optional.worked(optional.KV_DISK_WRITES)
+            self._report(optional.KV_DISK_WRITES, error, consequence)
+            return "unwritten"
+        optional.worked(optional.KV_DISK_WRITES)
+        if slot is None:
+            return ""
+        self._index.add(self._segment, slot, [loan.name])
+        return "written"
 
     def _begin_segment(self) -> tuple[SegmentWriter, Segment]:
         """Makes room for a segment, and the segment."""

@@ -1,11 +1,12 @@
 """Whole blocks as bytes, for a disk: what all layers of a KV group keep of a block's tokens, of a draft model too."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from octavo.worker.runner import BlockCopies, Payload
+from octavo.worker.kv_store.loan import Parts, Payload
+from octavo.worker.runner import BlockContents
 from octavo.worker.step.kv_cache import KVCache
 
 # What is copied from a device for one step.
@@ -14,7 +15,7 @@ _MOST_BYTES = 64 << 20
 
 class BlockBytes:
     """Reads device blocks and fills CPU blocks of `caches`, which share their block ids: of each block the bytes of all
-    caches, one after the other."""
+    caches, a part each, one after the other."""
 
     def __init__(self, caches: Sequence[KVCache]) -> None:
         self._caches = caches
@@ -29,11 +30,11 @@ class BlockBytes:
         return f"{order} {' + '.join(parts)}"
 
     @torch.inference_mode()
-    def read(self, block_ids: Sequence[int]) -> BlockCopies:
+    def read(self, block_ids: Sequence[int]) -> BlockContents:
         here = self._caches[0].is_here
         wanted = block_ids if here else block_ids[: max(1, _MOST_BYTES // self.num_bytes)]
         rows = list(zip(*(cache.read(wanted) for cache in self._caches), strict=True))
-        return BlockCopies(here, lambda: self._payloads(rows))
+        return BlockContents(here, lambda: map(_parts, rows), self.is_sound)
 
     @torch.inference_mode()
     def peek(self, block_ids: Sequence[int], *, in_cpu: bool) -> list[Payload] | None:
@@ -51,11 +52,13 @@ class BlockBytes:
         for cache, part in zip(self._caches, torch.split(content, self._sizes), strict=True):
             cache.fill(block_id, part)
 
-    def _payloads(self, rows: list[tuple[Tensor, ...]]) -> Iterator[Payload | None]:
-        for parts in rows:
-            if not all(cache.is_finite(part) for cache, part in zip(self._caches, parts, strict=True)):
-                yield None
-            elif len(parts) == 1:
-                yield parts[0].numpy().data
-            else:
-                yield torch.cat(parts).numpy().data
+    def is_sound(self, parts: Parts) -> bool:
+        """Tells whether the parts of a block are finite numbers all."""
+        return all(
+            cache.is_finite(torch.frombuffer(part, dtype=torch.uint8))
+            for cache, part in zip(self._caches, parts, strict=True)
+        )
+
+
+def _parts(row: tuple[Tensor, ...]) -> Parts:
+    return [part.numpy().data for part in row]

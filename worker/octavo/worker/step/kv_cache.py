@@ -215,12 +215,14 @@ class KVCache:
 
 
 def _is_finite(numbers: Tensor) -> bool:
-    """Tells whether all numbers of a float type are finite, by their bits. NumPy looks at them, alone: torch would wake
-    threads of its own, for which the kernels' threads leave no core."""
-    bits = torch.int16 if numbers.element_size() == 2 else torch.int32
+    """Tells whether all numbers of a float type are finite, by their bits, in no memory of its own. NumPy looks at
+    them, alone: torch would wake threads of its own, for which the kernels' threads leave no core."""
+    bits, unsigned = (torch.int16, np.uint16) if numbers.element_size() == 2 else (torch.int32, np.uint32)
     infinity = int(torch.tensor(math.inf, dtype=numbers.dtype).view(bits))
-    magnitudes = numbers.contiguous().view(bits).numpy() & torch.iinfo(bits).max
-    return int(magnitudes.max()) < infinity
+    signed = numbers.contiguous().view(bits).numpy()
+    # As signed numbers the largest is positive, if any is; as unsigned ones negative, if any is.
+    sign = torch.iinfo(bits).max + 1
+    return int(signed.max()) < infinity and int(signed.view(unsigned).max()) < sign + infinity
 
 
 def _rows(blocks: Tensor) -> Tensor:

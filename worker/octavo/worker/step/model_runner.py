@@ -21,6 +21,7 @@ from octavo.kernels.native.build import source_hash
 from octavo.runtime.models.directory import fingerprint, model_name
 from octavo.wire.steps import BlockMoves, KVGroup, ModelInfo
 from octavo.worker.kv_store.identity import StoreIdentity
+from octavo.worker.kv_store.loan import Payload
 from octavo.worker.loading.load_format import release_free_memory
 from octavo.worker.loading.weights import WeightsError
 from octavo.worker.model_settings import DTYPES, KV_CACHE_DTYPES, ModelSettings
@@ -31,7 +32,7 @@ from octavo.worker.models.fused import FusedLlama
 from octavo.worker.models.kernel_race import kernel_path
 from octavo.worker.models.llama import LlamaModel
 from octavo.worker.models.registry import load_model
-from octavo.worker.runner import BlockCopies, LaunchedStep, Payload, StepOutput
+from octavo.worker.runner import BlockContents, LaunchedStep, StepOutput
 from octavo.worker.sampling.grammars import Grammars
 from octavo.worker.sequences import WorkItem
 from octavo.worker.step.block_bytes import BlockBytes
@@ -319,12 +320,12 @@ class ModelRunner:
             shard=f"{self._group.rank}/{self._group.size}",
         )
 
-    def read_blocks(self, block_ids: Sequence[int]) -> BlockCopies:
-        """Copies device blocks of this rank as `octavo.worker.runner.Runner` says."""
+    def read_blocks(self, block_ids: Sequence[int]) -> BlockContents:
+        """Gives what is in device blocks of this rank, as `octavo.worker.runner.Runner` says."""
         return self._bytes.read(block_ids)
 
     def fill_cpu_block(self, block_id: int, payload: Payload) -> None:
-        """Fills a CPU block of this rank with what `read_blocks` has copied."""
+        """Fills a CPU block of this rank with what `read_blocks` has given."""
         self._bytes.fill(block_id, payload)
 
     def peek_blocks(self, block_ids: Sequence[int], *, in_cpu: bool) -> list[Payload] | None:

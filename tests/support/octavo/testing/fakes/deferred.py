@@ -7,7 +7,8 @@ from typing import Any, Self
 
 from octavo.testing.fakes.spoilable import SpoilableRunner
 from octavo.wire.steps import BlockMoves
-from octavo.worker.runner import BlockCopies, Payload, StepOutput
+from octavo.worker.kv_store.loan import Parts
+from octavo.worker.runner import BlockContents, StepOutput
 from octavo.worker.sequences import PENDING_TOKEN, WorkerSequence, WorkItem
 
 
@@ -66,11 +67,12 @@ class DeferredRunner(SpoilableRunner):
     def forget(self, sequence_ids: Iterable[int]) -> None:
         self.holds.difference_update(sequence_ids)
 
-    def read_blocks(self, block_ids: Sequence[int]) -> BlockCopies:
-        payloads: list[Payload | None] = []
-        read = super().read_blocks
-        self._to_copy.append(lambda: payloads.extend(read(block_ids).payloads()))
-        return BlockCopies(False, lambda: payloads)
+    def read_blocks(self, block_ids: Sequence[int]) -> BlockContents:
+        contents, copies = super().read_blocks(block_ids), list[Parts]()
+        self._to_copy.append(
+            lambda: copies.extend([memoryview(bytes(part)) for part in parts] for parts in contents.blocks())
+        )
+        return BlockContents(False, lambda: copies, contents.is_sound)
 
     def _compute(
         self,

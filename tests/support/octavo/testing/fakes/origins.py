@@ -21,7 +21,7 @@ class TracedCache(FakeCache):
     def block_bytes(self) -> int:
         return 2 * super().block_bytes
 
-    def block(self, block_id: int, *, in_cpu: bool = False) -> bytes:
+    def block(self, block_id: int, *, in_cpu: bool = False) -> list[memoryview]:
         return super().block(block_id, in_cpu=in_cpu) + self.origins.block(block_id, in_cpu=in_cpu)
 
     def fill_cpu(self, block_id: int, content: bytes) -> None:

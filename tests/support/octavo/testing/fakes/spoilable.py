@@ -8,7 +8,7 @@ query that sees a NaN fails.
 
 import zlib
 from array import array
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from msgspec import structs
@@ -16,7 +16,7 @@ from msgspec import structs
 from octavo.testing.fakes.origins import TracedCache
 from octavo.wire.steps import PromptLogprobs
 from octavo.worker.fake.runner import FakeChoices, FakeRunner
-from octavo.worker.runner import BlockCopies
+from octavo.worker.kv_store.loan import Parts
 from octavo.worker.sequences import Chooser, WorkItem
 from octavo.worker.step.failures import not_finite
 
@@ -48,13 +48,9 @@ class SpoilableRunner(FakeRunner):
         # By sequence: its tokens, and what each makes of those before.
         self._histories: dict[int, tuple[list[int], array[int]]] = {}
 
-    def read_blocks(self, block_ids: Sequence[int]) -> BlockCopies:
-        """Reads blocks; those with NaN are of no use, as with a real model."""
-        spoiled = array("i", [_NAN]).tobytes()
-        is_sound = [not self.num_spoiled or spoiled not in self._cache.block(block_id) for block_id in block_ids]
-        copies = super().read_blocks(block_ids)
-        payloads = (each if sound else None for each, sound in zip(copies.payloads(), is_sound, strict=True))
-        return BlockCopies(copies.here, lambda: payloads)
+    def _is_sound(self, parts: Parts) -> bool:
+        """Tells blocks apart with NaN, which are of no use, as with a real model."""
+        return not self.num_spoiled or all(_NAN not in part.cast("i") for part in parts)
 
     def forget(self, sequence_ids: Iterable[int]) -> None:
         for sequence_id in sequence_ids:

@@ -1,7 +1,7 @@
 """The disk of the machine on which simulated workers run: what they keep there outlives them."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -9,8 +9,8 @@ from random import Random
 from octavo.testing.simulation.clock import Process
 from octavo.wire.steps import KVDisk
 from octavo.worker.kv_store.identity import StoreIdentity
+from octavo.worker.kv_store.loan import Loan, Parts, Payload
 from octavo.worker.kv_store.store import StoreStats, Ticket
-from octavo.worker.runner import Payload
 
 
 @dataclass(frozen=True)
@@ -45,16 +45,33 @@ class DiskStore:
         self._disk, self._process = disk, process
         self._identity = identity.encoded
         self._done: list[Ticket] = []
+        self._clears = 0
 
     @property
     def _blocks(self) -> dict[bytes, bytes]:
         return self._disk.blocks[self._identity]
 
-    def write(self, name: bytes, payload: Payload) -> bool:
-        is_taken = self._disk.random.random() >= self._disk.plan.drop_rate
-        if is_taken:
-            self._blocks[name] = bytes(payload)
-        return is_taken
+    def lend(self, blocks: Iterable[tuple[bytes, Parts]], is_sound: Callable[[Parts], bool]) -> list[Loan | None]:
+        return [self._lend(name, parts, is_sound) for name, parts in blocks]
+
+    def _lend(self, name: bytes, parts: Parts, is_sound: Callable[[Parts], bool]) -> Loan | None:
+        """Reads what is lent only after a while: what is overwritten until then would be found."""
+        disk = self._disk
+        if disk.random.random() < disk.plan.drop_rate:
+            return None
+        loan = Loan(name, parts, is_sound, self._clears)
+        delay = disk.random.expovariate(1 / disk.plan.read_s)
+        self._process.run_at(self._process.clock.now + delay, partial(self._write, loan))
+        return loan
+
+    def take_back(self, loan: Loan) -> None:
+        if not loan.is_over and loan.parts is not None:
+            loan.parts = [memoryview(bytes(part)) for part in loan.parts]
+
+    def _write(self, loan: Loan) -> None:
+        loan.is_over = True
+        if loan.clears == self._clears and loan.parts is not None and loan.is_sound(loan.parts):
+            self._blocks[loan.name] = b"".join(loan.parts)
 
     def read(self, names: Sequence[bytes], buffers: Sequence[Payload]) -> Ticket:
         ticket = Ticket(list(names), [memoryview(buffer) for buffer in buffers])
@@ -82,6 +99,7 @@ class DiskStore:
         return -1
 
     def clear(self) -> None:
+        self._clears += 1
         self._blocks.clear()
 
     def stats(self) -> StoreStats:

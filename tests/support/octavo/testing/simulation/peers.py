@@ -7,7 +7,7 @@ from octavo.testing.simulation.clock import Process
 from octavo.testing.simulation.network import Network
 from octavo.wire.peers import BlocksRead, ReadBlocks
 from octavo.worker.block_pulls import Answer, Peek, answer_to
-from octavo.worker.runner import Payload
+from octavo.worker.kv_store.loan import Payload
 
 # The longest time of a read or its answer, and how often one comes to nothing.
 _DELAY_S, _LOSS = 0.02, 0.03

@@ -18,10 +18,10 @@ from octavo.worker.block_disk import BlockDisk
 from octavo.worker.block_pulls import BlockPulls
 from octavo.worker.fake.runner import FAKE_COSTS
 from octavo.worker.health import Liveness
+from octavo.worker.kv_store.loan import Payload
 from octavo.worker.loop import WorkerLoop
 from octavo.worker.process import StopSignal
 from octavo.worker.protocol import RefusedError, WorkerProtocol
-from octavo.worker.runner import Payload
 
 
 class _Signals(StopSignal):
@@ -92,6 +92,7 @@ class WorkerProcess(Process):
             self._loop._receive()
             self._loop._report_arrivals()
             self._loop._answer_if_ready()
+            self._loop._report_arrivals()
             assert self.protocol.epoch is None or not isinstance(self.protocol, OtherVersion), (
                 "it speaks another schema"
             )
