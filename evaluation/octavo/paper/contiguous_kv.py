@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import chain
 
 from octavo.scheduler.core.sequence import DiskRead, Sequence, SequenceGroup
-from octavo.scheduler.kv.blocks import Arrival, BlockTable
+from octavo.scheduler.kv.blocks import BlockTable
 from octavo.scheduler.kv.disk_tier import DiskTier
-from octavo.scheduler.kv.memory import Growth, MakeMemory, TokenRun
+from octavo.scheduler.kv.memory import Arrival, Growth, MakeMemory, TokenRun
 from octavo.wire.steps import BlockMove, Remap
 
 # -- the pool ---------------------------------------------------------------------------------------------------------

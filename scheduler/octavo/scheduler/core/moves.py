@@ -17,7 +17,7 @@ from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.replica_table import ReplicaTable
 from octavo.scheduler.core.request_table import RequestTable
 from octavo.scheduler.core.sequence import RequestGroup, SequenceStatus
-from octavo.scheduler.kv.blocks import Arrival
+from octavo.scheduler.kv.memory import Arrival
 from octavo.wire.requests import NoticeKind
 from octavo.wire.steps import BlocksPulled, PullBlocks
 

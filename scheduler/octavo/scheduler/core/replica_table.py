@@ -1,6 +1,6 @@
 """The replicas that are registered: which group may go to which of them, and what all of them can do."""
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 
 from octavo.scheduler.core.admission import has_capacity
@@ -10,6 +10,9 @@ from octavo.scheduler.core.request_table import RequestTable
 from octavo.scheduler.core.sequence import RequestGroup
 from octavo.wire.requests import BlockUse, ServiceLoad, ServiceStatus
 from octavo.wire.steps import ModelInfo, WorkerHello
+
+# Incarnations that have left are remembered as far as that; their hellos are late by seconds, if ever.
+_MAX_LEFT = 1024
 
 
 class ReplicaTable:
@@ -23,8 +26,8 @@ class ReplicaTable:
         self.stalled: set[Replica] = set()
         # Names of workers that get nothing new, registered or not.
         self.cordoned: set[str] = set()
-        # By name of the worker: the incarnation of it that left the books last.
-        self._left: dict[str, int] = {}
+        # Incarnations that have left the books, the last of them last.
+        self._left: OrderedDict[int, None] = OrderedDict()
         self._config = config
         self._request_table = request_table
 
@@ -37,12 +40,14 @@ class ReplicaTable:
         replica = self.replicas.pop(replica_id)
         replica.kv.close()
         self.stalled.discard(replica)
-        self._left[replica.hello.worker_id] = replica_id
+        self._left[replica_id] = None
+        if len(self._left) > _MAX_LEFT:
+            self._left.popitem(last=False)
         return replica
 
     def knows(self, hello: WorkerHello) -> bool:
-        """Tells whether this registration of a worker is in the books, or the last of its name that has left them."""
-        return hello.incarnation in self.replicas or self._left.get(hello.worker_id) == hello.incarnation
+        """Tells whether this registration of a worker is in the books, or has left them: a hello may be late."""
+        return hello.incarnation in self.replicas or hello.incarnation in self._left
 
     def of_worker(self, worker_id: str) -> Replica | None:
         """Returns the replica that the worker named `worker_id` registered last; None if it is not registered."""

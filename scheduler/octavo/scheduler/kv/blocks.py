@@ -6,10 +6,8 @@ from collections.abc import Iterable, KeysView
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from octavo.scheduler.core.sequence import Sequence
 from octavo.scheduler.kv.prefix_cache import CachedBlock, PrefixCache
 from octavo.wire.base import NULL_BLOCK
-from octavo.wire.steps import BlockMove
 
 
 class BlockPool:
@@ -222,19 +220,6 @@ class BlockTable:
     def block_ids(self) -> list[int]:
         """Returns all blocks of all groups, without null entries."""
         return present(self.groups)
-
-
-class Arrival:
-    """The CPU blocks into which a group's blocks come from another replica: those of each of its sequences, one list
-    per KV group; and the moves that bring them."""
-
-    def __init__(self, blocks: dict[Sequence, list[list[int]]], moves: list[BlockMove]) -> None:
-        self.blocks = blocks
-        self.moves = moves
-
-    def __deepcopy__(self, memo: dict[int, object]) -> "Arrival":
-        """Returns this one: nothing here changes."""
-        return self
 
 
 def present(groups: Iterable[Iterable[int]]) -> list[int]:

@@ -8,11 +8,11 @@ from collections.abc import Set as AbstractSet
 
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.sequence import CacheUse, DiskRead, Sequence, SequenceGroup
-from octavo.scheduler.kv.blocks import Arrival, BlockTable, CachedBlocks, present
+from octavo.scheduler.kv.blocks import BlockTable, CachedBlocks, present
 from octavo.scheduler.kv.census import BlockCensus
 from octavo.scheduler.kv.cpu_tier import CPUTier, moves_pay
 from octavo.scheduler.kv.disk_tier import DiskTier, disk_pays
-from octavo.scheduler.kv.memory import Growth, TokenRun
+from octavo.scheduler.kv.memory import Arrival, Growth, TokenRun
 from octavo.scheduler.kv.prefix_cache import (
     Begin,
     CachedBlock,

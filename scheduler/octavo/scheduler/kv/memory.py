@@ -8,7 +8,7 @@ from typing import Protocol
 
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.sequence import DiskRead, Sequence, SequenceGroup
-from octavo.scheduler.kv.blocks import Arrival, BlockTable
+from octavo.scheduler.kv.blocks import BlockTable
 from octavo.scheduler.kv.disk_tier import DiskTier
 from octavo.wire.steps import BlockMove, Remap, WorkerHello
 
@@ -29,6 +29,19 @@ class TokenRun:
 
     context: int
     num_tokens: int
+
+
+class Arrival:
+    """The CPU blocks into which a group's blocks come from another replica: those of each of its sequences, one list
+    per KV group; and the moves that bring them."""
+
+    def __init__(self, blocks: dict[Sequence, list[list[int]]], moves: list[BlockMove]) -> None:
+        self.blocks = blocks
+        self.moves = moves
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "Arrival":
+        """Returns this one: nothing here changes."""
+        return self
 
 
 class KVMemory(Protocol):

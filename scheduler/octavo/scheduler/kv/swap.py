@@ -7,9 +7,9 @@ from collections.abc import Sequence as Ordered
 from collections.abc import Set as AbstractSet
 
 from octavo.scheduler.core.sequence import Sequence
-from octavo.scheduler.kv.blocks import Arrival, BlockTable, CachedBlocks, present
+from octavo.scheduler.kv.blocks import BlockTable, CachedBlocks, present
 from octavo.scheduler.kv.cpu_tier import CPUTier
-from octavo.scheduler.kv.memory import TokenRun
+from octavo.scheduler.kv.memory import Arrival, TokenRun
 from octavo.scheduler.kv.prefix_cache import block_hashes
 from octavo.wire.base import NULL_BLOCK
 from octavo.wire.steps import BlockMove
