@@ -112,9 +112,11 @@ def test_what_made_way_is_told_with_its_time(make_cluster: MakeCluster) -> None:
 
 
 def test_what_others_take_later_is_no_reason(served: Cluster) -> None:
-    found = answered(served, like(OLD, "again"))
-    serve(served, make_request("large", 150, 3))
-    assert told(served, like(OLD, "again")) == found
+    other = like(OLD, "other", tokens=[*OLD.prompt_token_ids[:6], *range(11)])
+    found = answered(served, other)
+    assert found.reason is MissReason.DIFFERS
+    serve(served, make_request("large", 150, 3), make_request("larger", 155, 3))
+    assert told(served, other) == found
     assert answered(served, like(OLD, "last")).reason is MissReason.EVICTED
 
 
@@ -216,6 +218,11 @@ def test_what_comes_from_cpu_memory_and_from_the_disk_is_told_apart(make_cluster
     assert (found.reason, found.found) == (MissReason.SHORT, TierTokens(disk=16))
     # It is on the device from then on.
     assert answered(cluster, like(OLD, "then")).found == TierTokens(device=16)
+    # What has made way there is in CPU memory, wherever it had come from.
+    serve(cluster, make_request("large", 150, 3))
+    late = answered(cluster, like(OLD, "late")).found
+    assert (late.total, late.disk) == (16, 0)
+    assert late.cpu > 0
 
 
 def test_what_is_remembered_is_bounded(served: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
