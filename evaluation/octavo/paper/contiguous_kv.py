@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import chain
 
-from octavo.scheduler.core.sequence import DiskRead, Sequence, SequenceGroup
+from octavo.scheduler.core.sequence import DiskRead, Lookup, Sequence, SequenceGroup
 from octavo.scheduler.kv.blocks import BlockTable
 from octavo.scheduler.kv.disk_tier import DiskTier
 from octavo.scheduler.kv.memory import Arrival, Growth, MakeMemory, TokenRun
@@ -178,6 +178,8 @@ class ContiguousKV:
 
     def __init__(self, num_blocks: int, block_size: int, max_model_len: int, reserve: Reserve) -> None:
         self.disk: DiskTier | None = None
+        self.shares_prefixes = False
+        self.now = 0.0
         self.block_size = block_size
         self.num_blocks = self.num_usable = num_blocks
         self.pinned: dict[str, list[int]] = {}
@@ -200,6 +202,9 @@ class ContiguousKV:
     def holdings(self) -> dict[Sequence, Holding]:
         """Returns what each sequence holds; callers only read it."""
         return self._held
+
+    def evicted_at(self, lookup: Lookup) -> float | None:
+        return None
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

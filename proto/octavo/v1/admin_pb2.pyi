@@ -23,6 +23,7 @@ class RequestState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REQUEST_STATE_WAITING: _ClassVar[RequestState]
     REQUEST_STATE_RUNNING: _ClassVar[RequestState]
     REQUEST_STATE_SWAPPED: _ClassVar[RequestState]
+    REQUEST_STATE_ENDED: _ClassVar[RequestState]
 
 class BlockState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -42,6 +43,7 @@ REQUEST_STATE_UNSPECIFIED: RequestState
 REQUEST_STATE_WAITING: RequestState
 REQUEST_STATE_RUNNING: RequestState
 REQUEST_STATE_SWAPPED: RequestState
+REQUEST_STATE_ENDED: RequestState
 BLOCK_STATE_UNSPECIFIED: BlockState
 BLOCK_STATE_FREE: BlockState
 BLOCK_STATE_CACHED: BlockState
@@ -218,10 +220,12 @@ class RequestStatus(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., frontend_id: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., state: _Optional[_Union[RequestState, str]] = ..., worker_id: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., sequences: _Optional[int] = ..., preemptions: _Optional[int] = ..., swaps: _Optional[int] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., drafts: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...
 
 class ExplainRequestRequest(_message.Message):
-    __slots__ = ("request_id",)
+    __slots__ = ("request_id", "asker")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ASKER_FIELD_NUMBER: _ClassVar[int]
     request_id: str
-    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+    asker: str
+    def __init__(self, request_id: _Optional[str] = ..., asker: _Optional[str] = ...) -> None: ...
 
 class ExplainRequestResponse(_message.Message):
     __slots__ = ("explanations",)
@@ -230,20 +234,72 @@ class ExplainRequestResponse(_message.Message):
     def __init__(self, explanations: _Optional[_Iterable[_Union[Explanation, _Mapping]]] = ...) -> None: ...
 
 class Explanation(_message.Message):
-    __slots__ = ("status", "queue_position", "ahead_request_ids", "obstacles", "step_ids", "tokens_in_flight")
+    __slots__ = ("status", "queue_position", "ahead_request_ids", "obstacles", "step_ids", "tokens_in_flight", "cache")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_POSITION_FIELD_NUMBER: _ClassVar[int]
     AHEAD_REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     OBSTACLES_FIELD_NUMBER: _ClassVar[int]
     STEP_IDS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
     status: RequestStatus
     queue_position: int
     ahead_request_ids: _containers.RepeatedScalarFieldContainer[str]
     obstacles: _containers.RepeatedCompositeFieldContainer[Obstacle]
     step_ids: _containers.RepeatedScalarFieldContainer[int]
     tokens_in_flight: int
-    def __init__(self, status: _Optional[_Union[RequestStatus, _Mapping]] = ..., queue_position: _Optional[int] = ..., ahead_request_ids: _Optional[_Iterable[str]] = ..., obstacles: _Optional[_Iterable[_Union[Obstacle, _Mapping]]] = ..., step_ids: _Optional[_Iterable[int]] = ..., tokens_in_flight: _Optional[int] = ...) -> None: ...
+    cache: CacheLookup
+    def __init__(self, status: _Optional[_Union[RequestStatus, _Mapping]] = ..., queue_position: _Optional[int] = ..., ahead_request_ids: _Optional[_Iterable[str]] = ..., obstacles: _Optional[_Iterable[_Union[Obstacle, _Mapping]]] = ..., step_ids: _Optional[_Iterable[int]] = ..., tokens_in_flight: _Optional[int] = ..., cache: _Optional[_Union[CacheLookup, _Mapping]] = ...) -> None: ...
+
+class CacheLookup(_message.Message):
+    __slots__ = ("tokens", "device_tokens", "cpu_tokens", "disk_tokens", "worker_id", "reason", "position", "token", "other_token", "evicted", "elsewhere")
+    class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        REASON_UNSPECIFIED: _ClassVar[CacheLookup.Reason]
+        REASON_SHORT: _ClassVar[CacheLookup.Reason]
+        REASON_OFF: _ClassVar[CacheLookup.Reason]
+        REASON_BYPASSED: _ClassVar[CacheLookup.Reason]
+        REASON_EVICTED: _ClassVar[CacheLookup.Reason]
+        REASON_OTHER_WORKER: _ClassVar[CacheLookup.Reason]
+        REASON_NOT_KEPT: _ClassVar[CacheLookup.Reason]
+        REASON_DIFFERS: _ClassVar[CacheLookup.Reason]
+        REASON_ENDS: _ClassVar[CacheLookup.Reason]
+        REASON_OTHER_SALT: _ClassVar[CacheLookup.Reason]
+        REASON_UNKNOWN: _ClassVar[CacheLookup.Reason]
+    REASON_UNSPECIFIED: CacheLookup.Reason
+    REASON_SHORT: CacheLookup.Reason
+    REASON_OFF: CacheLookup.Reason
+    REASON_BYPASSED: CacheLookup.Reason
+    REASON_EVICTED: CacheLookup.Reason
+    REASON_OTHER_WORKER: CacheLookup.Reason
+    REASON_NOT_KEPT: CacheLookup.Reason
+    REASON_DIFFERS: CacheLookup.Reason
+    REASON_ENDS: CacheLookup.Reason
+    REASON_OTHER_SALT: CacheLookup.Reason
+    REASON_UNKNOWN: CacheLookup.Reason
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CPU_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DISK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    OTHER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_FIELD_NUMBER: _ClassVar[int]
+    ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
+    tokens: int
+    device_tokens: int
+    cpu_tokens: int
+    disk_tokens: int
+    worker_id: str
+    reason: CacheLookup.Reason
+    position: int
+    token: int
+    other_token: int
+    evicted: _duration_pb2.Duration
+    elsewhere: str
+    def __init__(self, tokens: _Optional[int] = ..., device_tokens: _Optional[int] = ..., cpu_tokens: _Optional[int] = ..., disk_tokens: _Optional[int] = ..., worker_id: _Optional[str] = ..., reason: _Optional[_Union[CacheLookup.Reason, str]] = ..., position: _Optional[int] = ..., token: _Optional[int] = ..., other_token: _Optional[int] = ..., evicted: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., elsewhere: _Optional[str] = ...) -> None: ...
 
 class Obstacle(_message.Message):
     __slots__ = ("worker_id", "kind", "needed", "available")

@@ -28,6 +28,7 @@ class FakeAdmin(services.AdminServiceServicer):
         # What is told of a request, by its id, and which were asked for; questions wait while `may_explain` is clear.
         self.explanations: dict[str, list[pb.Explanation]] = {}
         self.explained: list[str] = []
+        self.askers: list[str] = []
         self.explained_at: list[float] = []
         self.may_explain = asyncio.Event()
         self.may_explain.set()
@@ -47,6 +48,7 @@ class FakeAdmin(services.AdminServiceServicer):
 
     async def ExplainRequest(self, request: pb.ExplainRequestRequest, context: Any) -> pb.ExplainRequestResponse:
         self.explained.append(request.request_id)
+        self.askers.append(request.asker)
         self.explained_at.append(asyncio.get_running_loop().time())
         await self.may_explain.wait()
         if request.request_id not in self.explanations:

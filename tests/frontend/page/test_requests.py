@@ -199,6 +199,20 @@ async def test_an_explanation_is_what_the_scheduler_says(http: httpx.AsyncClient
     assert (status, body["error"]["code"]) == (404, "request_not_found")
 
 
+async def test_what_was_found_of_a_request_is_told_to_who_may_know_it(
+    locked: httpx.AsyncClient, admin: FakeAdmin, scheduler: FakeScheduler, hold: Any
+) -> None:
+    await hold(locked, "mine", "alice")
+    cache = pb.CacheLookup(tokens=9, device_tokens=4, reason=pb.CacheLookup.REASON_DIFFERS, position=6, other_token=0)
+    admin.explanations["mine"] = [explanation("mine", own_id(scheduler), cache=cache)]
+    _, body = await ask(locked, "GET", "mine", "alice")
+    [told] = body["explanations"]
+    assert (told["cache"]["reason"], told["cache"]["other_token"], told["cache"]["token"]) == ("differs", 0, None)
+    assert (told["cache"]["device_tokens"], told["cache"]["evicted_s"]) == (4, None)
+    await ask(locked, "GET", "mine", "gateway")
+    assert admin.askers == ["alice", "gateway"]
+
+
 async def test_a_request_that_the_scheduler_does_not_hold(http: httpx.AsyncClient) -> None:
     status, body = await ask(http, "GET", "nobody's")
     assert (status, body["error"]["code"]) == (404, "request_not_found")

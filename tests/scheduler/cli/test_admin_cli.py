@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from octavo.cli.main import main
-from octavo.scheduler.cli.operate import explanation_lines
+from octavo.scheduler.cli.operate import cache_lines, explanation_lines
 from octavo.scheduler.cli.tables import text_table
 from octavo.scheduler.cli.top import frame
 from octavo.testing.cluster import VOCABULARY, Cluster, make_request
@@ -68,6 +68,8 @@ async def test_explain_says_in_which_step_a_request_is(cluster: Cluster) -> None
     assert lines[0] == "r: running on worker-1, 0.0 s after it came"
     assert lines[2:] == [
         "  tenant a, priority 0, frontend 0000000000000007",
+        "  found computed: 0 of 4 tokens: 0 on the device, 0 in CPU memory, 0 on the disk; worker-1",
+        "  the rest fills no block before the last token, which is always computed",
         "  steps under way with it: 1; tokens chosen in them: 1",
     ]
 
@@ -105,6 +107,27 @@ def test_explain_has_words_for_every_obstacle() -> None:
         last = list(explanation_lines(explanation))[-1]
         assert ("does not know" in last) == (kind == "KIND_UNSPECIFIED")
         assert "{" not in last
+
+
+async def test_explain_says_what_an_ended_request_had_found(cluster: Cluster) -> None:
+    cluster.join()
+    for name in ("r", "again"):
+        cluster.submit(make_request(name, 9, 3, shared=6, tenant="a"))
+        cluster.run()
+    cluster.now += 2.0
+    first, tenant, found, why = (await output("explain", "again")).splitlines()
+    assert first.startswith("again: ended, 2.")
+    assert tenant == "  tenant a, priority 0, frontend 0000000000000007"
+    assert found == "  found computed: 4 of 9 tokens: 4 on the device, 0 in CPU memory, 0 on the disk; worker-1"
+    own, other = (make_request(name, 9, 3, shared=6).prompt_token_ids[6] for name in ("again", "r"))
+    assert why == f"  token 6 is {own}; the longest beginning known has {other} there"
+
+
+def test_explain_has_words_for_every_miss() -> None:
+    for reason, _ in pb.CacheLookup.Reason.items():
+        [_, why] = cache_lines(pb.CacheLookup(reason=reason))
+        assert ("does not know" in why) == (reason == "REASON_UNSPECIFIED")
+        assert "{" not in why
 
 
 async def test_an_unknown_request_is_one_line_of_error(cluster: Cluster) -> None:

@@ -208,6 +208,38 @@ async def test_all_requests_of_an_id_are_explained(make_cluster: MakeCluster, co
     assert frontends == [FRONTEND, FRONTEND + 1]
 
 
+async def test_a_tenant_is_told_of_its_own_tokens_alone(make_cluster: MakeCluster, connect: Connect) -> None:
+    cluster = make_cluster()
+    stub = await connect(cluster)
+    cluster.join()
+    for name in ("r", "again"):
+        cluster.submit(make_request(name, 9, 3, shared=6, tenant="a"))
+        cluster.run()
+
+    async def told(**asker: str) -> pb.CacheLookup:
+        asked = pb.ExplainRequestRequest(request_id="again", **asker)
+        [explanation] = (await stub.ExplainRequest(asked)).explanations
+        assert explanation.status.state == pb.REQUEST_STATE_ENDED
+        found: pb.CacheLookup = explanation.cache
+        return found
+
+    own, other = (make_request(name, 9, 3, shared=6).prompt_token_ids[6] for name in ("again", "r"))
+    whole = pb.CacheLookup(
+        tokens=9,
+        device_tokens=4,
+        worker_id="worker-1",
+        reason=pb.CacheLookup.REASON_DIFFERS,
+        position=6,
+        token=own,
+        other_token=other,
+    )
+    assert await told() == await told(asker="a") == whole
+    blurred = pb.CacheLookup(
+        tokens=9, device_tokens=4, worker_id="worker-1", reason=pb.CacheLookup.REASON_UNKNOWN, position=4
+    )
+    assert await told(asker="b") == await told(asker="") == blurred
+
+
 async def test_an_unknown_request_is_not_found(make_cluster: MakeCluster, connect: Connect) -> None:
     stub = await connect(make_cluster())
     with pytest.raises(grpc.aio.AioRpcError) as error:

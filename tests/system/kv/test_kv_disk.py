@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from octavo.testbed.stack import FinishedStream, Stack, collect, token_request
+from octavo.v1.admin_pb2 import REQUEST_STATE_ENDED, CacheLookup, ExplainRequestRequest
 from octavo.v1.generation_pb2 import GenerateResponse
 from octavo.wire.sampling import SamplingParams
 from octavo.worker.fake.runner import FakeVocabulary, expected_tokens
@@ -47,6 +48,31 @@ def test_a_worker_killed_and_started_again_finds_what_it_had_computed(new_stack:
     assert answer.token_ids == right_tokens(stack, _PROMPT, 4)
     assert answer.usage.cached_prompt_tokens == 96
     stack.wait_idle()
+
+
+def test_operators_are_told_where_a_prompt_was_found(new_stack: StartStack, tmp_path: Path) -> None:
+    stack = with_disk(new_stack, tmp_path / "kv").start_all()
+
+    def found(name: str, prompt: list[int]) -> CacheLookup:
+        stack.generate(token_request(prompt, 4, request_id=name))
+        [told] = stack.admin.ExplainRequest(ExplainRequestRequest(request_id=name), timeout=60).explanations
+        assert told.status.state == REQUEST_STATE_ENDED
+        cache: CacheLookup = told.cache
+        return cache
+
+    assert found("first", _PROMPT).reason == CacheLookup.REASON_UNKNOWN
+    other = [*_PROMPT[:50], 251, *_PROMPT[51:]]
+    told = found("other", other)
+    assert (told.device_tokens, told.reason) == (48, CacheLookup.REASON_DIFFERS)
+    assert (told.position, told.token, told.other_token) == (50, 251, _PROMPT[50])
+    stack.wait_idle()
+    stack.kill("worker-0")
+    stack.wait_for(lambda: not stack.load().workers)
+    stack.start_named("worker-0")
+    stack.wait_for(lambda: len(stack.load().workers) == 1)
+    told = found("restarted", _PROMPT)
+    assert (told.tokens, told.device_tokens, told.cpu_tokens, told.disk_tokens) == (100, 0, 0, 96)
+    assert told.reason == CacheLookup.REASON_SHORT
 
 
 def test_streams_of_a_killed_worker_go_on_from_its_mirror(new_stack: StartStack, tmp_path: Path) -> None:

@@ -60,22 +60,22 @@ class Explainer:
         self._waiting[asker] += 1
         try:
             async with self._turn:
-                return await self._ask_in_time(request_id)
+                return await self._ask_in_time(request_id, asker)
         finally:
             # Subtraction drops tenants that have none.
             self._waiting -= Counter([asker])
 
-    async def _ask_in_time(self, request_id: str) -> Sequence[pb.Explanation]:
+    async def _ask_in_time(self, request_id: str, asker: str) -> Sequence[pb.Explanation]:
         loop = asyncio.get_running_loop()
         await asyncio.sleep(max(0.0, self._next_at - loop.time()))
         try:
-            return await self._ask(request_id)
+            return await self._ask(request_id, asker)
         finally:
             self._next_at = loop.time() + _PAUSE_S
 
-    async def _ask(self, request_id: str) -> Sequence[pb.Explanation]:
+    async def _ask(self, request_id: str, asker: str) -> Sequence[pb.Explanation]:
         async with grpc.aio.insecure_channel(self._address) as channel:
-            asked = pb.ExplainRequestRequest(request_id=request_id)
+            asked = pb.ExplainRequestRequest(request_id=request_id, asker=asker)
             try:
                 answer = await services.AdminServiceStub(channel).ExplainRequest(asked, timeout=_TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
@@ -103,6 +103,23 @@ def to_explanation(explanation: pb.Explanation, *, names_others: bool) -> dict[s
         "steps": len(explanation.step_ids),
         "tokens_in_flight": explanation.tokens_in_flight,
         "obstacles": [_obstacle(obstacle) for obstacle in explanation.obstacles],
+        "cache": _cache(explanation.cache) if explanation.HasField("cache") else None,
+    }
+
+
+def _cache(cache: pb.CacheLookup) -> dict[str, Any]:
+    return {
+        "worker_id": cache.worker_id,
+        "tokens": cache.tokens,
+        "device_tokens": cache.device_tokens,
+        "cpu_tokens": cache.cpu_tokens,
+        "disk_tokens": cache.disk_tokens,
+        "reason": pb.CacheLookup.Reason.Name(cache.reason).removeprefix("REASON_").lower(),
+        "position": cache.position,
+        "token": cache.token if cache.HasField("token") else None,
+        "other_token": cache.other_token if cache.HasField("other_token") else None,
+        "evicted_s": cache.evicted.ToMilliseconds() / 1000 if cache.HasField("evicted") else None,
+        "elsewhere": cache.elsewhere,
     }
 
 

@@ -33,13 +33,28 @@ _REASONS = {
     pb.Obstacle.KIND_DISK: "the worker's disk is reading {needed} KV blocks of it",
     pb.Obstacle.KIND_MOVE: "the worker copies {needed} KV blocks of it, to go on with them",
 }
+_MISSES = {
+    pb.CacheLookup.REASON_SHORT: "the rest fills no block before the last token, which is always computed",
+    pb.CacheLookup.REASON_OFF: "the scheduler runs without prefix caching",
+    pb.CacheLookup.REASON_BYPASSED: "log probabilities of its prompt are wanted, so all of it is computed",
+    pb.CacheLookup.REASON_EVICTED: "the block with token {position} made way for others {evicted:.1f} s before",
+    pb.CacheLookup.REASON_OTHER_WORKER: "more of it was computed by another worker, {elsewhere}",
+    pb.CacheLookup.REASON_NOT_KEPT: "more of it was computed there, but is gone, or was not ready",
+    pb.CacheLookup.REASON_DIFFERS: "token {position} is {token}; the longest beginning known has {other_token} there",
+    pb.CacheLookup.REASON_ENDS: "the longest beginning known ends before token {position}",
+    pb.CacheLookup.REASON_OTHER_SALT: "its tenant has sent more of it, behind another cache salt",
+    pb.CacheLookup.REASON_UNKNOWN: "more of it was never computed, as far as is remembered",
+}
 
 
 @click.command()
 @click.argument("request_id", metavar="ID")
 @admin_address_option
 def explain(request_id: str, admin_address: str) -> None:
-    """Say where the request ID stands and what it waits for, in numbers."""
+    """Say where the request ID stands and what it waits for, in numbers.
+
+    Also where its beginning was found computed, and why not more of it, which is known for a while after its end.
+    """
     with admin_stub(admin_address) as stub:
         answer = stub.ExplainRequest(pb.ExplainRequestRequest(request_id=request_id), timeout=TIMEOUT_S)
     for explanation in answer.explanations:
@@ -49,6 +64,11 @@ def explain(request_id: str, admin_address: str) -> None:
 def explanation_lines(explanation: pb.Explanation) -> Iterator[str]:
     """Puts an explanation into sentences, one a line."""
     status = explanation.status
+    if status.state == pb.REQUEST_STATE_ENDED:
+        yield f"{status.request_id}: ended, {_seconds(status)} after it was admitted"
+        yield f"  tenant {status.tenant or '-'}, priority {status.priority}, frontend {status.frontend_id}"
+        yield from cache_lines(explanation.cache)
+        return
     where = f" on {status.worker_id}" if status.worker_id else ""
     yield f"{status.request_id}: {_STATE_NAMES[status.state]}{where}, {_seconds(status)} after it came"
     yield (
@@ -61,7 +81,25 @@ def explanation_lines(explanation: pb.Explanation) -> Iterator[str]:
             f" {1 + status.accepted_tokens / status.drafts:.2f} tokens from a step with one"
         )
     yield f"  tenant {status.tenant or '-'}, priority {status.priority}, frontend {status.frontend_id}"
+    if explanation.HasField("cache"):
+        yield from cache_lines(explanation.cache)
     yield from _step_lines(explanation) if status.state == pb.REQUEST_STATE_RUNNING else _wait_lines(explanation)
+
+
+def cache_lines(cache: pb.CacheLookup) -> Iterator[str]:
+    """Says in two lines where the beginning of a request was found, and why not more of it."""
+    found = cache.device_tokens + cache.cpu_tokens + cache.disk_tokens
+    tiers = {"device": cache.device_tokens, "CPU memory": cache.cpu_tokens, "disk": cache.disk_tokens}
+    parts = ", ".join(f"{count} {'on the' if name != 'CPU memory' else 'in'} {name}" for name, count in tiers.items())
+    yield f"  found computed: {found} of {cache.tokens} tokens: {parts}; {cache.worker_id}"
+    reason = _MISSES.get(cache.reason, "why not more is something that this program does not know")
+    yield "  " + reason.format(
+        position=cache.position,
+        token=cache.token,
+        other_token=cache.other_token,
+        evicted=cache.evicted.ToMilliseconds() / 1000,
+        elsewhere=cache.elsewhere,
+    )
 
 
 def _step_lines(explanation: pb.Explanation) -> Iterator[str]:

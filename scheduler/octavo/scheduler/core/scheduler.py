@@ -241,6 +241,7 @@ class Scheduler:
         """Begins a step of a replica that may plan; returns None if it has to wait for an outstanding answer."""
         if head is not None and not self.replica_table.takes(replica, head):
             head = None
+        replica.kv.now = now
         builder = empty_step(self.state, replica)
         if self.state.speculation.serves(replica):
             builder.speculation = self.state.speculation
@@ -260,6 +261,7 @@ class Scheduler:
             self._observer.admitted(now - group.arrival)
             self._observer.traced(group.request.traceparent, "admitted")
         if is_new_here:
+            self.state.note_lookup(group, builder.replica, now)
             self._observer.prefix_lookup(len(group.request.prompt_token_ids), group.cached_prompt_tokens or 0)
 
     def _send(self, builder: StepBuilder, now: float) -> None:

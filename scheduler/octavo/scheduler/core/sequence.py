@@ -263,6 +263,47 @@ class DiskRead:
             self.is_over = self.is_late = True
 
 
+@dataclass(frozen=True, slots=True)
+class TierTokens:
+    """Counts the tokens that a group's first admission found computed: on the device, in CPU blocks, and in those into
+    which its replica's disk had read them."""
+
+    device: int = 0
+    cpu: int = 0
+    disk: int = 0
+
+    @property
+    def total(self) -> int:
+        """Counts those of all tiers."""
+        return self.device + self.cpu + self.disk
+
+
+@dataclass(slots=True, eq=False)
+class Lookup:
+    """Holds what the first admission of a request found computed, and what is needed to say why that was no more
+    (`octavo.scheduler.core.lookups`): nothing of it is worked out before somebody asks.
+
+    `at` is the time of the scheduler's clock. Of the `num_known` tokens of sequence `index` the first were `found`; its
+    `output` grows with it. `shares`: the replica's requests find what others have computed.
+    """
+
+    request: Request
+    frontend_id: int
+    replica_id: int
+    worker_id: str
+    at: float
+    block_size: int
+    index: int
+    output: list[int]
+    num_known: int
+    found: TierTokens
+    shares: bool
+    is_bypassed: bool
+    is_over: bool = False
+    # Tokens that it counts for in the history that holds it.
+    num_counted: int = 0
+
+
 # Reads that a group may ask one replica for in one wait: the first block, then the others.
 _MAX_READS = 2
 
@@ -296,6 +337,10 @@ class _Group:
     num_slots: int = 0
     # What disks were asked for since the group began to wait, by replica.
     reads: dict[int, list[DiskRead]] | None = None
+    # What the first admission found, of the first of its sequences; None before that.
+    found: TierTokens | None = None
+    # The first admission, as those who ask are told of it.
+    lookup: Lookup | None = None
 
     def __post_init__(self) -> None:
         self.sampling = sampling = self.request.sampling

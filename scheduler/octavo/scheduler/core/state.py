@@ -5,12 +5,14 @@ from dataclasses import dataclass
 
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.events import Outbox, SchedulerObserver
+from octavo.scheduler.core.lookups.history import CacheExplanation, LookupHistory, explain_cache
 from octavo.scheduler.core.moves import Moves
 from octavo.scheduler.core.pinned_prefixes import PrefixPins
 from octavo.scheduler.core.poison import Quarantine
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.replica_table import ReplicaTable
 from octavo.scheduler.core.request_table import RequestTable
+from octavo.scheduler.core.sequence import CacheUse, Lookup, RequestGroup, TierTokens
 from octavo.scheduler.core.speculation.drafter import Drafter
 from octavo.scheduler.core.speculation.speculation import Speculation
 from octavo.scheduler.kv.memory import MakeMemory
@@ -29,8 +31,9 @@ class CacheCounts:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerState:
-    """Holds the requests, replicas and pinned prefixes, the payloads that are refused, what gives drafts, and where
-    effects and observations go. `make_memory` makes the KV memory of each replica that joins."""
+    """Holds the requests, replicas and pinned prefixes, the payloads that are refused, what gives drafts, what earlier
+    requests have found, and where effects and observations go. `make_memory` makes the KV memory of each replica that
+    joins."""
 
     config: SchedulerConfig
     make_memory: MakeMemory
@@ -42,6 +45,7 @@ class SchedulerState:
     replica_table: ReplicaTable
     speculation: Speculation
     moves: Moves
+    lookups: LookupHistory
 
     @classmethod
     def new(
@@ -53,12 +57,18 @@ class SchedulerState:
         drafter: Drafter,
     ) -> "SchedulerState":
         """Makes the state of a scheduler that holds nothing yet."""
-        outbox, speculation = Outbox(epoch), Speculation(config, drafter)
-        requests = RequestTable(config, outbox, observer, speculation.forget)
+        outbox, speculation, lookups = Outbox(epoch), Speculation(config, drafter), LookupHistory()
+
+        def end(group: RequestGroup) -> None:
+            speculation.forget(group)
+            if group.lookup is not None:
+                lookups.ended(group.lookup)
+
+        requests = RequestTable(config, outbox, observer, end)
         replicas, quarantine = ReplicaTable(config, requests), Quarantine(config.quarantine_s)
-        moves = Moves(requests, replicas, outbox, observer)
+        moves, prefixes = Moves(requests, replicas, outbox, observer), PrefixPins()
         return cls(
-            config, make_memory, outbox, observer, PrefixPins(), quarantine, requests, replicas, speculation, moves
+            config, make_memory, outbox, observer, prefixes, quarantine, requests, replicas, speculation, moves, lookups
         )
 
     @property
@@ -98,5 +108,40 @@ class SchedulerState:
         for replica in self.replicas:
             replica.kv.forget_cached(salt)
         self.speculation.reset_cache(salt, self.requests.groups)
+        self.lookups.forget(salt)
         if salt is None:
             self.prefixes.compute_anew(self.replicas)
+
+    # -- what was found -----------------------------------------------------------------------------------------------
+
+    def note_lookup(self, group: RequestGroup, replica: Replica, now: float) -> None:
+        """Remembers what the first admission of a group, to this replica, has found."""
+        leader = group.holders[0]
+        group.lookup = lookup = Lookup(
+            request=group.request,
+            frontend_id=group.frontend_id,
+            replica_id=replica.replica_id,
+            worker_id=replica.hello.worker_id,
+            at=now,
+            block_size=replica.kv.block_size,
+            index=leader.index,
+            output=leader.generated_token_ids,
+            num_known=leader.num_known,
+            found=group.found or TierTokens(),
+            shares=replica.kv.shares_prefixes,
+            is_bypassed=leader.cache_use is CacheUse.BYPASSED,
+        )
+        self.lookups.add(lookup)
+
+    def explain_cache(self, lookup: Lookup, asker: str | None) -> CacheExplanation:
+        """Says where the beginning of a request was found, and why the rest was not, to the tenant `asker`; to an
+        operator for None. Where requests have no tenants, all askers but operators are told what they would be told of
+        another tenant's request: anybody may have sent it."""
+        replica = self.replica_table.replicas.get(lookup.replica_id)
+        evicted_at = replica.kv.evicted_at(lookup) if replica is not None else None
+        is_private = asker is None or (asker != "" and asker == lookup.request.tenant)
+        return explain_cache(lookup, self.lookups, evicted_at, is_private=is_private)
+
+    def explain_cache_of(self, group: RequestGroup, asker: str | None) -> CacheExplanation | None:
+        """Returns the same of a request that is held; None before its first admission."""
+        return self.explain_cache(group.lookup, asker) if group.lookup is not None else None

@@ -1,13 +1,42 @@
 """Blocks and block tables: a pool counts references to blocks, a table maps a sequence's logical blocks to physical
 ones, and cached blocks are those of a pool with what is known of them: cached, parked, distrusted."""
 
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable, KeysView
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from typing import Final
 
 from octavo.scheduler.kv.prefix_cache import CachedBlock, PrefixCache
 from octavo.wire.base import NULL_BLOCK
+
+# Evictions that are remembered of each replica.
+MOST_EVICTIONS: Final = 1 << 14
+
+
+class Evictions:
+    """Remembers which contents made way last, and when. `now` is the time of the step that is being planned."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._evicted: deque[tuple[CachedBlock, float]] = deque(maxlen=MOST_EVICTIONS)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "Evictions":
+        """Makes one without a memory: what becomes of a copy is nobody's business."""
+        return Evictions()
+
+    def add(self, content: CachedBlock) -> None:
+        """Notes that this content makes way now."""
+        self._evicted.append((content, self.now))
+
+    def last(self, value: bytes, before: float) -> float | None:
+        """Returns when the content of this hash made way last, not later than `before`; None if that is not
+        remembered."""
+        return next((at for each, at in reversed(self._evicted) if each.value == value and at <= before), None)
+
+    def clear(self) -> None:
+        """Forgets all."""
+        self._evicted.clear()
 
 
 class BlockPool:
@@ -92,16 +121,23 @@ class BlockPool:
 
 
 class CachedBlocks:
-    """Joins a pool with the prefix cache over all its blocks. With `keeps_evicted` it lists the blocks that are taken
-    with cached content that is there for certain, as `evicted`."""
+    """Joins a pool with the prefix cache over all its blocks. Cached content that is there for certain when its block
+    is taken is noted in `evictions`; with `keeps_evicted` the block is listed with it, as `evicted`, too."""
 
     def __init__(
-        self, num_blocks: int, num_kv_groups: int, *, prefix_caching: bool, keeps_evicted: bool = False
+        self,
+        num_blocks: int,
+        num_kv_groups: int,
+        *,
+        prefix_caching: bool,
+        keeps_evicted: bool = False,
+        evictions: Evictions | None = None,
     ) -> None:
         self.pool = BlockPool(num_blocks)
         self.cache = PrefixCache(num_kv_groups)
         self.prefix_caching = prefix_caching
         self.evicted: list[tuple[int, CachedBlock]] = []
+        self.evictions = evictions or Evictions()
         self.keeps_evicted = keeps_evicted
         # Parked blocks by the step whose answer frees them.
         self.parked: dict[int, list[int]] = defaultdict(list)
@@ -112,9 +148,10 @@ class CachedBlocks:
         """Takes `count` free blocks for new content. Raises `ValueError` if fewer are free."""
         block_ids = self.pool.allocate(count)
         for block_id in block_ids:
-            if self.keeps_evicted and (content := self.cache.confirmed_content(block_id)) is not None:
-                self.evicted.append((block_id, content))
-            self.cache.remove(block_id)
+            if (content := self.cache.remove(block_id)) is not None:
+                self.evictions.add(content)
+                if self.keeps_evicted:
+                    self.evicted.append((block_id, content))
         return block_ids
 
     def park(self, step_id: int, block_ids: list[int]) -> None:

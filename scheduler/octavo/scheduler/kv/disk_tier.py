@@ -89,6 +89,8 @@ class DiskTier:
         self._under_way: dict[int, list[_Fetch]] = {}
         # Who reads a content that may still be found; what is no longer in here reaches nobody.
         self._readers: dict[CachedBlock, DiskRead] = {}
+        # CPU blocks that the disk has filled and nobody has taken up, with what it filled them.
+        self._landed: dict[int, CachedBlock] = {}
         # Totals of blocks.
         self.num_stored = self.num_asked = self.num_found = 0
 
@@ -184,11 +186,20 @@ class DiskTier:
             del self._readers[content]
             if is_found:
                 self._known.add(content)
-                self._cpu.cache.insert(content, cpu_block, None)
+                if self._cpu.cache.insert(content, cpu_block, None):
+                    self._landed[cpu_block] = content
             else:
                 self._known.discard(content)
         self._cpu.release(cpu_block for _, cpu_block in fetch.contents)
         fetch.read.end(is_complete=all(found))
+
+    def has_landed(self, cpu_block: int) -> bool:
+        """Tells whether what this block holds was read from the disk, and nobody has begun with it since."""
+        return cpu_block in self._landed and self._landed[cpu_block] == self._cpu.cache.content(cpu_block)
+
+    def took(self, cpu_block: int) -> None:
+        """Notes that somebody begins with what this block holds."""
+        self._landed.pop(cpu_block, None)
 
     def look(self, now: float) -> None:
         """Lets nobody wait any longer for reads that take too long; those whose step is not done have not begun."""

@@ -7,7 +7,15 @@ from collections.abc import Sequence as Ordered
 from collections.abc import Set as AbstractSet
 
 from octavo.scheduler.core.config import SchedulerConfig
-from octavo.scheduler.core.sequence import CacheUse, DiskRead, Sequence, SequenceGroup
+from octavo.scheduler.core.sequence import (
+    CacheUse,
+    DiskRead,
+    Lookup,
+    Sequence,
+    SequenceGroup,
+    TierTokens,
+    new_sequences,
+)
 from octavo.scheduler.kv.blocks import BlockTable, CachedBlocks, present
 from octavo.scheduler.kv.census import BlockCensus
 from octavo.scheduler.kv.cpu_tier import CPUTier, moves_pay
@@ -61,14 +69,17 @@ class KVCacheManager:
         self._watermark = math.ceil(num_blocks * watermark)
         self._windows = tuple(windows)
         self._windowed = [group for group, window in enumerate(windows) if window]
-        self._prefix_caching = prefix_caching
+        self.shares_prefixes = prefix_caching
         self.blocks = CachedBlocks(
             num_blocks,
             len(self._windows),
             prefix_caching=prefix_caching,
             keeps_evicted=cpu_tier and prefix_caching and num_cpu_blocks > 0,
         )
-        self.cpu_blocks = CachedBlocks(num_cpu_blocks, len(self._windows), prefix_caching=True)
+        self._evictions = self.blocks.evictions
+        self.cpu_blocks = CachedBlocks(
+            num_cpu_blocks, len(self._windows), prefix_caching=True, evictions=self._evictions
+        )
         self.cpu_tier = CPUTier(self.blocks, self.cpu_blocks) if self.blocks.keeps_evicted else None
         has_disk = disk is not None and self.cpu_tier is not None
         self.disk = DiskTier(self.blocks, self.cpu_blocks, disk) if disk is not None and has_disk else None
@@ -139,6 +150,19 @@ class KVCacheManager:
         """Returns how many tables, parking lots and pins hold a block."""
         return self._pool.ref_count(block_id)
 
+    @property
+    def now(self) -> float:
+        return self._evictions.now
+
+    @now.setter
+    def now(self, now: float) -> None:
+        self._evictions.now = now
+
+    def evicted_at(self, lookup: Lookup) -> float | None:
+        hashes = block_hashes(new_sequences(lookup.request)[lookup.index], self.block_size)
+        index = lookup.found.total // self.block_size
+        return self._evictions.last(hashes[index], lookup.at) if index < len(hashes) else None
+
     # -- start ------------------------------------------------------------------------------------------------------
 
     def num_needed(self, group: SequenceGroup) -> int:
@@ -174,6 +198,8 @@ class KVCacheManager:
         from starving each other."""
         sequences = group.holders
         begins = self._lookup.begins(sequences)
+        if not group.comes_back:
+            group.found = self._found(begins[0])
         # Found blocks are shared before any is taken: those that are free and cached could be taken otherwise.
         for begin in begins:
             self._pool.share(present(begin.found))
@@ -185,6 +211,19 @@ class KVCacheManager:
             for move in self._begin_table(sequence, begin, step_id)
         ]
 
+    def _found(self, begin: Begin) -> TierTokens:
+        """Counts the tokens of a beginning by tier: those of a block that is elsewhere, even if in one KV group alone,
+        are not the device's."""
+        is_from_disk: dict[int, bool] = {}
+        for (_, index), cpu_block in begin.loads.items():
+            has_landed = self.disk is not None and self.disk.has_landed(cpu_block)
+            is_from_disk[index] = is_from_disk.get(index, False) or has_landed
+        num_disk = sum(is_from_disk.values())
+        num_cpu, num_tail = len(is_from_disk) - num_disk, len(begin.tail.token_ids) if begin.tail is not None else 0
+        num_device = begin.num_blocks - num_cpu - num_disk
+        size = self.block_size
+        return TierTokens(num_device * size + num_tail, num_cpu * size, num_disk * size)
+
     def _begin_table(self, sequence: Sequence, begin: Begin, step_id: int) -> list[BlockMove]:
         groups, placement = begin.found, sequence.placement
         fillers = [self._cache.filler(block_id) for block_id in present(begin.found)]
@@ -195,6 +234,8 @@ class KVCacheManager:
             fillers += [self.cpu_blocks.cache.filler(cpu_block) for cpu_block in begin.loads.values()]
             for (kv_group, index), cpu_block in begin.loads.items():
                 groups[kv_group][index] = self.cpu_tier.load(cpu_block, step_id)
+                if self.disk is not None:
+                    self.disk.took(cpu_block)
             if self._cache.watch is not None:
                 self._cache.watch.filled(sequence, min(index for _, index in begin.loads))
         if begin.leader is not None:
@@ -301,7 +342,7 @@ class KVCacheManager:
         table = self._tables[sequence]
         num_full = min(sequence.placement.num_computed, sequence.num_known) // self.block_size
         first, table.num_indexed = table.num_indexed, max(num_full, table.num_indexed)
-        if first >= num_full or not (self._prefix_caching or sequence.cache_use is CacheUse.PINNED):
+        if first >= num_full or not (self.shares_prefixes or sequence.cache_use is CacheUse.PINNED):
             return [], []
         if table.is_private:
             return [], []
@@ -393,6 +434,8 @@ class KVCacheManager:
         for cache in (self._cache, self.cpu_blocks.cache):
             for block_id in cache.behind(salt):
                 cache.remove(block_id)
+        if salt is None:
+            self._evictions.clear()
         if self.disk is not None:
             self.disk.reset(salt)
         for tables in (self._tables, self.swap_space.tables):

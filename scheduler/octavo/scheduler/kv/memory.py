@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from octavo.scheduler.core.config import SchedulerConfig
-from octavo.scheduler.core.sequence import DiskRead, Sequence, SequenceGroup
+from octavo.scheduler.core.sequence import DiskRead, Lookup, Sequence, SequenceGroup
 from octavo.scheduler.kv.blocks import BlockTable
 from octavo.scheduler.kv.disk_tier import DiskTier
 from octavo.wire.steps import BlockMove, Remap, WorkerHello
@@ -62,6 +62,10 @@ class KVMemory(Protocol):
     pinned: dict[str, list[int]]
     # What plans have the replica's disk do; None if it has none that pays.
     disk: DiskTier | None
+    # Requests find what others have computed.
+    shares_prefixes: bool
+    # The time, on the scheduler's clock, of the step that is being planned.
+    now: float
 
     # -- counts -----------------------------------------------------------------------------------------------------
 
@@ -115,6 +119,10 @@ class KVMemory(Protocol):
     @property
     def parked_block_ids(self) -> Collection[int]:
         """Returns the blocks that wait for outstanding steps; sequences may hold them too."""
+
+    def evicted_at(self, lookup: Lookup) -> float | None:
+        """Returns when the first block that a lookup here has missed had made way for other content; None if that is
+        not known."""
 
     # -- start ------------------------------------------------------------------------------------------------------
 

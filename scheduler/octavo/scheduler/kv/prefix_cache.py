@@ -207,13 +207,18 @@ class PrefixCache:
         contents = self._content_of.items()
         return [block_id for block_id, content in contents if salt is None or content.salt == salt]
 
-    def remove(self, block_id: int) -> None:
-        """Takes out a block that will hold something else. Unknown blocks are ignored."""
+    def remove(self, block_id: int) -> CachedBlock | None:
+        """Takes out a block that will hold something else, and returns its content if the step that filled it has been
+        answered. Unknown blocks are ignored."""
         content = self._content_of.pop(block_id, None)
-        if content is not None:
-            del self._block_of[content.kv_group][content.value]
-            if self._filled_by.pop(block_id, None) is None and self.watch is not None:
-                self.watch.dropped[content.kv_group].append(content.value)
+        if content is None:
+            return None
+        del self._block_of[content.kv_group][content.value]
+        if self._filled_by.pop(block_id, None) is not None:
+            return None
+        if self.watch is not None:
+            self.watch.dropped[content.kv_group].append(content.value)
+        return content
 
     def close(self) -> None:
         """Tells the watch that all is gone."""

@@ -9,10 +9,11 @@ from google.protobuf.duration_pb2 import Duration
 
 from octavo.scheduler.core.admission import ObstacleKind
 from octavo.scheduler.core.explain import Explanation, ReplicaObstacle
+from octavo.scheduler.core.lookups.history import CacheExplanation, MissReason
 from octavo.scheduler.core.poison import Entry
 from octavo.scheduler.core.replica import Replica, ReplicaState
 from octavo.scheduler.core.scheduler import Scheduler
-from octavo.scheduler.core.sequence import PrefixGroup, RequestGroup, SequenceGroup, SequenceStatus
+from octavo.scheduler.core.sequence import Lookup, PrefixGroup, RequestGroup, SequenceGroup, SequenceStatus
 from octavo.scheduler.core.waiting_queue import WaitingQueue
 from octavo.scheduler.kv.blocks import present
 from octavo.v1 import admin_pb2 as pb
@@ -163,6 +164,19 @@ _KINDS = {
     ObstacleKind.MOVE: pb.Obstacle.KIND_MOVE,
 }
 
+_MISS_REASONS = {
+    MissReason.SHORT: pb.CacheLookup.REASON_SHORT,
+    MissReason.OFF: pb.CacheLookup.REASON_OFF,
+    MissReason.BYPASSED: pb.CacheLookup.REASON_BYPASSED,
+    MissReason.EVICTED: pb.CacheLookup.REASON_EVICTED,
+    MissReason.OTHER_WORKER: pb.CacheLookup.REASON_OTHER_WORKER,
+    MissReason.NOT_KEPT: pb.CacheLookup.REASON_NOT_KEPT,
+    MissReason.DIFFERS: pb.CacheLookup.REASON_DIFFERS,
+    MissReason.ENDS: pb.CacheLookup.REASON_ENDS,
+    MissReason.OTHER_SALT: pb.CacheLookup.REASON_OTHER_SALT,
+    MissReason.UNKNOWN: pb.CacheLookup.REASON_UNKNOWN,
+}
+
 
 def write_load(core: Scheduler, dropped_messages: int) -> pb.GetLoadResponse:
     """Writes queues, workers, tenants and counts of the whole scheduler."""
@@ -273,8 +287,8 @@ def write_status(group: RequestGroup, replica: Replica | None, now: float) -> pb
     )
 
 
-def write_explanation(explanation: Explanation, now: float) -> pb.Explanation:
-    """Writes why a request is where it is."""
+def write_explanation(explanation: Explanation, cache: CacheExplanation | None, now: float) -> pb.Explanation:
+    """Writes why a request is where it is, and what was found of it, if that is known."""
     group = explanation.group
     return pb.Explanation(
         status=write_status(group, explanation.replica, now),
@@ -283,6 +297,43 @@ def write_explanation(explanation: Explanation, now: float) -> pb.Explanation:
         obstacles=[_obstacle(found) for found in explanation.obstacles],
         step_ids=explanation.step_ids,
         tokens_in_flight=sum(sequence.placement.num_in_flight for sequence in group.live),
+        cache=_cache(cache) if cache is not None else None,
+    )
+
+
+def write_ended(lookup: Lookup, cache: CacheExplanation, now: float) -> pb.Explanation:
+    """Writes what was found of a request that is no longer held. Its age is from its admission on."""
+    age = Duration()
+    age.FromNanoseconds(round((now - lookup.at) * 1e9))
+    status = pb.RequestStatus(
+        request_id=lookup.request.request_id,
+        frontend_id=f"{lookup.frontend_id:016x}",
+        tenant=lookup.request.tenant,
+        priority=lookup.request.priority,
+        state=pb.REQUEST_STATE_ENDED,
+        prompt_tokens=len(lookup.request.prompt_token_ids),
+        age=age,
+    )
+    return pb.Explanation(status=status, cache=_cache(cache))
+
+
+def _cache(told: CacheExplanation) -> pb.CacheLookup:
+    evicted = None
+    if told.evicted_s is not None:
+        evicted = Duration()
+        evicted.FromMilliseconds(round(told.evicted_s * 1000))
+    return pb.CacheLookup(
+        tokens=told.num_tokens,
+        device_tokens=told.found.device,
+        cpu_tokens=told.found.cpu,
+        disk_tokens=told.found.disk,
+        worker_id=told.worker_id,
+        reason=_MISS_REASONS[told.reason],
+        position=told.position,
+        token=told.token,
+        other_token=told.other_token,
+        evicted=evicted,
+        elsewhere=told.elsewhere,
     )
 
 

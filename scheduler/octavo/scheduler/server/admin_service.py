@@ -28,6 +28,7 @@ from octavo.scheduler.server.admin_messages import (
     Snapshots,
     read_state,
     write_blocks,
+    write_ended,
     write_explanation,
     write_load,
     write_prefix,
@@ -89,13 +90,19 @@ class AdminService(services.AdminServiceServicer):
         )
 
     async def ExplainRequest(self, request: pb.ExplainRequestRequest, context: Context) -> pb.ExplainRequestResponse:
-        now = self._shell.now()
-        core = self._shell.core
-        explanations = explain(core.state, core.policy, request.request_id, now)
-        if not explanations:
+        now, core = self._shell.now(), self._shell.core
+        asker = request.asker if request.HasField("asker") else None
+        told = [
+            write_explanation(each, core.state.explain_cache_of(each.group, asker), now)
+            for each in explain(core.state, core.policy, request.request_id, now)
+        ]
+        if not told:
+            ended = core.state.lookups.of(request.request_id)
+            told = [write_ended(each, core.state.explain_cache(each, asker), now) for each in ended]
+        if not told:
             what = f"no request {request.request_id!r} is held: it has ended, or never came here"
             await context.abort(grpc.StatusCode.NOT_FOUND, what)
-        return pb.ExplainRequestResponse(explanations=[write_explanation(each, now) for each in explanations])
+        return pb.ExplainRequestResponse(explanations=told)
 
     async def WatchSteps(self, request: pb.WatchStepsRequest, context: Context) -> None:
         """Streams records of the scheduler's steps. A write waits until there is room on the connection; records that

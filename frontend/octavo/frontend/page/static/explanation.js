@@ -12,10 +12,35 @@ const OBSTACLES = {
   isolation: (_, available) => `requests over which workers may have died are computed alone first: ${available}`,
 };
 
+const MISSES = {
+  short: () => "the rest fills no block before the last token, which is always computed",
+  off: () => "the scheduler runs without prefix caching",
+  bypassed: () => "log probabilities of its prompt are wanted, so all of it is computed",
+  evicted: ({ position, evicted_s }) => `the block with token ${position} made way for others ${evicted_s.toFixed(1)} s before`,
+  other_worker: ({ elsewhere }) => `more of it was computed by another worker, ${elsewhere}`,
+  not_kept: () => "more of it was computed there, but is gone, or was not ready",
+  differs: ({ position, token, other_token }) => `token ${position} is ${token}; the longest beginning known has ${other_token} there`,
+  ends: ({ position }) => `the longest beginning known ends before token ${position}`,
+  other_salt: () => "its tenant has sent more of it, behind another cache salt",
+  unknown: () => "more of it was never computed, as far as is remembered",
+};
+
+/** Where its beginning was found computed, and why not more of it; nothing before its first admission. */
+function found(cache) {
+  if (!cache) return [];
+  const { tokens, device_tokens, cpu_tokens, disk_tokens, worker_id } = cache;
+  return [
+    `found computed: ${device_tokens + cpu_tokens + disk_tokens} of ${tokens} tokens: ${device_tokens} on the device, ${cpu_tokens} in CPU memory, ${disk_tokens} on the disk; ${worker_id}`,
+    MISSES[cache.reason]?.(cache) ?? `not more: ${cache.reason}`,
+  ];
+}
+
 export function sentences(told) {
+  if (told.state === "ended") return [`ended, ${told.age_s.toFixed(1)} s after it was admitted`, ...found(told.cache)];
   return [
     `${told.state}${told.worker_id ? ` on ${told.worker_id}` : ""}, ${told.age_s.toFixed(1)} s after it came`,
     `${told.prompt_tokens} prompt tokens, ${told.output_tokens} generated in ${told.sequences} sequences, ${told.computed_tokens} computed; preempted ${told.preemptions} times, ${told.swaps} of them swapped out`,
+    ...found(told.cache),
     ...(told.state === "running" ? running(told) : waiting(told)),
   ];
 }

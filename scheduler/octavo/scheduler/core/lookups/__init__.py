@@ -1,0 +1,1 @@
+"""What requests found computed when they were admitted, and why not more."""
