@@ -27,7 +27,7 @@ OTHER_TESTS = {
     "scheduler/cli/test_config_flags.py",
     "scheduler/kv/test_memory_figures.py",
     "scheduler/server/test_metrics.py",
-    "scheduler/core/test_watchdog.py",
+    "scheduler/core/faults/test_watchdog.py",
     "scheduler/server/test_request_spans.py",
     "scheduler/test_sequence_names.py",
     "scheduler/server/test_shell.py",

@@ -7,8 +7,9 @@ fewer steps (it runs alone more often, or once more in company); that nothing is
 
 import msgspec
 
-from octavo.scheduler.core import isolation, workers
-from octavo.scheduler.core.poison import PoisonDetector, Quarantine
+from octavo.scheduler.core import workers
+from octavo.scheduler.core.faults import isolation
+from octavo.scheduler.core.faults.poison import PoisonDetector, Quarantine
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.replica_table import ReplicaTable
 from octavo.scheduler.core.request_table import RequestTable

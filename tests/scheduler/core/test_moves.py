@@ -119,7 +119,7 @@ def finish(cluster: Cluster, *requests: Request) -> None:
         assert replica.kv.num_free == replica.kv.num_blocks
         assert not replica.moving
     moves = cluster.core.state.moves
-    assert not moves._under_way
+    assert not moves.under_way
     assert not moves._pulls
 
 
@@ -300,7 +300,7 @@ def test_nobody_waits_for_a_copy_that_takes_too_long_and_its_blocks_stay_taken(m
     finish(cluster, request())
 
 
-def test_a_drain_that_is_taken_back_lets_what_is_under_way_arrive(make_cluster: MakeCluster) -> None:
+def test_a_drain_that_is_taken_back_lets_what_isunder_way_arrive(make_cluster: MakeCluster) -> None:
     cluster, source, target = under_way(make_cluster, request())
     cluster.handle(WorkerReadmitted(f"worker-{source}"))
     cluster.pulls_answer = True
@@ -310,7 +310,7 @@ def test_a_drain_that_is_taken_back_lets_what_is_under_way_arrive(make_cluster: 
     finish(cluster, request())
 
 
-def test_a_reset_of_the_cache_counts_for_what_is_under_way(make_cluster: MakeCluster) -> None:
+def test_a_reset_of_the_cache_counts_for_what_isunder_way(make_cluster: MakeCluster) -> None:
     wanted = request(prompt=14)
     cluster, _, _ = under_way(make_cluster, wanted)
     cluster.handle(CacheReset(None, None, 1))

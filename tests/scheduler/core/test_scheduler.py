@@ -639,3 +639,14 @@ class TestLiveness:
         assert cluster.core.replicas
         cluster.tick(0.2)
         assert not cluster.core.replicas
+
+
+def test_a_late_hello_of_any_incarnation_before_registers_nobody_anew(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster()
+    hellos = []
+    for incarnation in (1, 2, 3):
+        hellos.append(cluster.join(incarnation, worker_id="worker").hello)
+    for late in hellos[:2]:
+        cluster.replicas[late.incarnation] = cluster.replicas[3]
+        cluster.handle(ReplicaJoined(late))
+    assert list(cluster.core.replicas) == [3]

@@ -5,13 +5,13 @@ import copy
 from dataclasses import dataclass, field, fields
 from typing import TypeVar
 
-from octavo.scheduler.core import isolation
 from octavo.scheduler.core.admission import (
     Obstacle,
     ObstacleKind,
     capacity_obstacle,
     disk_obstacle,
 )
+from octavo.scheduler.core.faults import isolation
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.sequence import Placement, PrefixGroup, RequestGroup, Sequence, SequenceGroup, SequenceStatus
 from octavo.scheduler.core.state import SchedulerState
@@ -191,7 +191,7 @@ def _stands_still(state: SchedulerState, replica: Replica) -> bool:
 
 
 def _isolation(state: SchedulerState, group: RequestGroup) -> Obstacle:
-    """Returns the obstacle of a group that waits for the isolation of others (`octavo.scheduler.core.isolation`)."""
+    """Returns the obstacle of a group that waits for the isolation of others (`octavo.scheduler.core.faults`)."""
     return Obstacle(ObstacleKind.ISOLATION, 0, sum(other is not group for other in state.requests.suspects))
 
 

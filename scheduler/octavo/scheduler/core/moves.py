@@ -48,14 +48,14 @@ class Move:
 
 
 class Moves:
-    """Holds the moves under way, and takes them further as events come in."""
+    """Holds the moves `under_way`, by group, and takes them further as events come in."""
 
     def __init__(
         self, requests: RequestTable, replica_table: ReplicaTable, outbox: Outbox, observer: SchedulerObserver
     ) -> None:
         self._requests, self._replica_table = requests, replica_table
         self._outbox, self._observer = outbox, observer
-        self._under_way: dict[RequestGroup, Move] = {}
+        self.under_way: dict[RequestGroup, Move] = {}
         # Pulls that are not answered yet, by the replica that pulls and their ids; nobody may be waiting for them.
         self._pulls: dict[tuple[int, int], Move] = {}
         # Pairs of replicas between which one has failed, and when.
@@ -66,15 +66,15 @@ class Moves:
 
     def of(self, group: RequestGroup) -> Move | None:
         """Returns the move that the group is on, if it is on one."""
-        return self._under_way.get(group)
+        return self.under_way.get(group)
 
     def leaving(self, replica: Replica) -> list[Move]:
         """Returns the moves off this replica."""
-        return [move for move in self._under_way.values() if move.source is replica]
+        return [move for move in self.under_way.values() if move.source is replica]
 
     def coming(self, replica: Replica) -> list[Move]:
         """Returns the moves to this replica."""
-        return [move for move in self._under_way.values() if move.target is replica]
+        return [move for move in self.under_way.values() if move.target is replica]
 
     # -- begin ----------------------------------------------------------------------------------------------------
 
@@ -83,7 +83,7 @@ class Moves:
         others are under way, or will be once those have arrived."""
         left = []
         for group in groups:
-            if group in self._under_way or group in self._resting:
+            if group in self.under_way or group in self._resting:
                 continue
             is_full = len(self.leaving(source)) >= _MAX_LEAVING
             targets = self._targets(source, group, now) if _may_leave(source, group) else []
@@ -147,13 +147,13 @@ class Moves:
         source.moving.add(group)
         target.num_coming += 1
         after_step_id = source.next_plan.step_id - 1
-        self._under_way[group] = Move(group, source, target, after_step_id, _num_blocks(source, group))
+        self.under_way[group] = Move(group, source, target, after_step_id, _num_blocks(source, group))
 
     # -- go on ----------------------------------------------------------------------------------------------------
 
     def advance(self, now: float) -> None:
         """Begins to copy the blocks of groups that nobody writes to any more; ends moves that have lost their sense."""
-        for move in list(self._under_way.values()):
+        for move in list(self.under_way.values()):
             if not self._stands(move):
                 self._end(move)
             elif move.arrival is None and not _is_outstanding(move):
@@ -161,7 +161,7 @@ class Moves:
 
     def look(self, now: float) -> None:
         """Lets no group wait for a copy that takes too long."""
-        for move in list(self._under_way.values()):
+        for move in list(self.under_way.values()):
             if not move.began_at:
                 move.began_at = now
             elif now - move.began_at > _TIMEOUT_S:
@@ -175,7 +175,7 @@ class Moves:
         move = self._pulls.pop((replica.replica_id, answer.pull_id), None)
         if move is None or move.arrival is None:
             return False
-        is_wanted = self._under_way.get(move.group) is move and self._stands(move)
+        is_wanted = self.under_way.get(move.group) is move and self._stands(move)
         if not (answer.is_complete and is_wanted):
             replica.kv.give_up(move.arrival)
             if is_wanted:
@@ -195,7 +195,7 @@ class Moves:
 
     def forget(self, replica: Replica) -> None:
         """Ends the moves from and to a replica that is gone."""
-        for move in list(self._under_way.values()):
+        for move in list(self.under_way.values()):
             if replica in (move.source, move.target):
                 self._end(move)
         gone = replica.replica_id
@@ -242,7 +242,7 @@ class Moves:
 
     def _end(self, move: Move) -> None:
         """Lets the group go on where it is. What is being copied stays the target's until it answers."""
-        del self._under_way[move.group]
+        del self.under_way[move.group]
         move.source.moving.discard(move.group)
         move.target.num_coming -= 1
 

@@ -22,7 +22,7 @@ class ReplicaTable:
         self.replicas: dict[int, Replica] = {}
         # The first worker's model; replicas that serve another are refused for the life of this scheduler.
         self.model: ModelInfo | None = None
-        # Replicas that stand still (`octavo.scheduler.core.watchdog`).
+        # Replicas that stand still (`octavo.scheduler.core.faults.watchdog`).
         self.stalled: set[Replica] = set()
         # Names of workers that get nothing new, registered or not.
         self.cordoned: set[str] = set()

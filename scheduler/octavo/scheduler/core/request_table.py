@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.events import Outbox, SchedulerObserver
-from octavo.scheduler.core.poison import PoisonDetector
+from octavo.scheduler.core.faults.poison import PoisonDetector
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.sequence import RequestGroup, SequenceGroup
 from octavo.scheduler.core.waiting_queue import QueueTimes, WaitingQueue

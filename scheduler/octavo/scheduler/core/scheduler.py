@@ -1,7 +1,7 @@
 """The scheduler itself: it takes events in and returns effects, without sockets, clock or threads; time comes with each
 event."""
 
-from octavo.scheduler.core import isolation, workers
+from octavo.scheduler.core import workers
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.events import (
     CacheReset,
@@ -28,6 +28,8 @@ from octavo.scheduler.core.events import (
     WorkerDrained,
     WorkerReadmitted,
 )
+from octavo.scheduler.core.faults import isolation
+from octavo.scheduler.core.faults.watchdog import Watchdog
 from octavo.scheduler.core.frontends import FrontendLeases
 from octavo.scheduler.core.placement import Homeless, describe_wait, next_admission
 from octavo.scheduler.core.replica import Replica
@@ -38,7 +40,6 @@ from octavo.scheduler.core.step import grammar_time, results
 from octavo.scheduler.core.step.builder import StepBuilder
 from octavo.scheduler.core.step.policies import POLICIES, StepPolicy, empty_step
 from octavo.scheduler.core.waiting_queue import WaitingQueue
-from octavo.scheduler.core.watchdog import Watchdog
 from octavo.scheduler.kv.manager import paged_memory
 from octavo.scheduler.kv.memory import MakeMemory
 from octavo.wire.requests import NoticeKind, PinRefused, Prefix, PrefixCacheReset, RejectReason, ServiceStatus
@@ -163,7 +164,8 @@ class Scheduler:
                 self.request_table.notices.follow(self.waiting, now)
                 self.watchdog.look(now)
         workers.see_off(self.state, now)
-        self.state.moves.advance(now)
+        if self.state.moves.under_way:
+            self.state.moves.advance(now)
         return self._take_effects(now)
 
     def schedule(self, now: float) -> list[Effect]:

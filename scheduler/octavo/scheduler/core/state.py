@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.events import Outbox, SchedulerObserver
+from octavo.scheduler.core.faults.poison import Quarantine
 from octavo.scheduler.core.lookups.history import CacheExplanation, LookupHistory, explain_cache
 from octavo.scheduler.core.moves import Moves
 from octavo.scheduler.core.pinned_prefixes import PrefixPins
-from octavo.scheduler.core.poison import Quarantine
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.replica_table import ReplicaTable
 from octavo.scheduler.core.request_table import RequestTable

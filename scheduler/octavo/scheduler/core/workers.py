@@ -5,8 +5,8 @@ import msgspec
 
 from octavo.scheduler.core.admission import refuse_misfit
 from octavo.scheduler.core.events import LossCause, PrefixGivenUp, ReplicaDismissed, ReplicaLost, RequestQuarantined
+from octavo.scheduler.core.faults.poison import Death, Verdict
 from octavo.scheduler.core.pinned_prefixes import making_way_for
-from octavo.scheduler.core.poison import Death, Verdict
 from octavo.scheduler.core.replica import Availability, Replica
 from octavo.scheduler.core.sequence import RequestGroup
 from octavo.scheduler.core.state import SchedulerState

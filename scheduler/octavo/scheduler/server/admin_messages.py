@@ -9,8 +9,8 @@ from google.protobuf.duration_pb2 import Duration
 
 from octavo.scheduler.core.admission import ObstacleKind
 from octavo.scheduler.core.explain import Explanation, ReplicaObstacle
+from octavo.scheduler.core.faults.poison import Entry
 from octavo.scheduler.core.lookups.history import CacheExplanation, MissReason
-from octavo.scheduler.core.poison import Entry
 from octavo.scheduler.core.replica import Replica, ReplicaState
 from octavo.scheduler.core.scheduler import Scheduler
 from octavo.scheduler.core.sequence import Lookup, PrefixGroup, RequestGroup, SequenceGroup, SequenceStatus

@@ -12,7 +12,7 @@ import pytest
 from octavo.scheduler.core.admission import has_capacity
 from octavo.scheduler.core.config import Policy, Preemption
 from octavo.scheduler.core.events import StepAnswered, WorkerCordoned, WorkerDrained, WorkerReadmitted
-from octavo.scheduler.core.poison import DEATHS_TO_SUSPECT, Death, Verdict
+from octavo.scheduler.core.faults.poison import DEATHS_TO_SUSPECT, Death, Verdict
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.sequence import RequestGroup, SequenceStatus
 from octavo.scheduler.core.step.policies import empty_step

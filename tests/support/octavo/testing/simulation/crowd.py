@@ -5,7 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from octavo.frontend.errors import Reason
-from octavo.scheduler.core.poison import UNEXPLAINED_TO_CONVICT
+from octavo.scheduler.core.faults.poison import UNEXPLAINED_TO_CONVICT
 from octavo.testing.simulation.client import Client
 from octavo.testing.simulation.processes.frontend import FrontendProcess
 from octavo.testing.simulation.scenario import PATIENT_S

@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from math import inf
 
-from octavo.scheduler.core.poison import DEATHS_TO_CONVICT, UNEXPLAINED_TO_CONVICT
+from octavo.scheduler.core.faults.poison import DEATHS_TO_CONVICT, UNEXPLAINED_TO_CONVICT
 from octavo.testing.simulation.clock import Clock
 from octavo.wire.base import MAX_SEQUENCES
 from octavo.worker.sequences import WorkerSequence

@@ -5,14 +5,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from octavo.scheduler.core import poison as quarantine_module
 from octavo.scheduler.core.events import QuarantineCleared
-from octavo.scheduler.core.poison import Quarantine
+from octavo.scheduler.core.faults import poison as quarantine_module
+from octavo.scheduler.core.faults.poison import Quarantine
 from octavo.testing.cluster import Cluster, make_request, resubmitted
 from octavo.testing.poison import Poison
 from octavo.wire.requests import RejectReason, Request
 
-from ..conftest import MakeCluster
+from ...conftest import MakeCluster
 
 POISON = make_request("poison", 8, 20, temperature=1.0, seed=3)
 WHY = "workers have died over it"

@@ -17,14 +17,14 @@ from octavo.scheduler.core.events import (
     WorkerDrained,
     WorkerReadmitted,
 )
-from octavo.scheduler.core.poison import STEPS_TO_CLEAR
+from octavo.scheduler.core.faults.poison import STEPS_TO_CLEAR
 from octavo.testing.cluster import FRONTEND, Cluster, ended, make_request, reference_tokens
 from octavo.testing.poison import Poison, computed
 from octavo.testing.scenarios import beams, ids, step_until
 from octavo.wire.requests import Lease, Prefix, RejectReason, Request
 from octavo.wire.steps import Ending
 
-from ..conftest import MakeCluster
+from ...conftest import MakeCluster
 
 POISON = make_request("poison", 8, 20)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from octavo.scheduler.core.poison import (
+from octavo.scheduler.core.faults.poison import (
     DEATHS_TO_CONVICT,
     STEPS_TO_CLEAR,
     UNEXPLAINED_TO_CONVICT,

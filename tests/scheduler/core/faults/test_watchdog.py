@@ -32,7 +32,7 @@ from octavo.testing.scenarios import drain, step_until
 from octavo.v1.admin_pb2 import GetLoadResponse
 from octavo.wire.requests import Lease, RejectReason, Renewed, StatusChanged
 
-from ..conftest import MakeCluster
+from ...conftest import MakeCluster
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

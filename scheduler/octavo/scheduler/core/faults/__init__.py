@@ -1,0 +1,1 @@
+"""Faults: requests over which workers may have died, and workers that stand still."""
