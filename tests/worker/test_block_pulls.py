@@ -14,7 +14,7 @@ from octavo.runtime.transport.curve_keys import ClientKeys, read_client_keys, wr
 from octavo.wire.codec import encode
 from octavo.wire.peers import BlocksRead, ReadBlocks
 from octavo.wire.steps import BlockMove, BlockServer, PullBlocks
-from octavo.worker import block_pulls
+from octavo.worker import block_exchange, block_pulls
 from octavo.worker.block_exchange import BlockExchange, chosen_endpoint, opened_exchange
 from octavo.worker.block_pulls import Answer, BlockPulls, Exchange, answer_to
 from octavo.worker.kv_store.loan import Payload
@@ -204,9 +204,9 @@ def test_a_worker_gives_nothing_of_another_life_and_no_block_that_it_has_not(
 def test_reads_wait_for_a_worker_that_is_yet_to_come(tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path}/late"
     with opened_exchange(f"ipc://{tmp_path}/early", peek, None) as here:
-        here.ask(endpoint, ReadBlocks(1, OTHER, from_cpu=False, block_ids=[3]))
-        with opened_exchange(endpoint, peek, None) as there:
-            there.incarnation = OTHER
+        # Until it knows better, it is as it was made.
+        here.ask(endpoint, ReadBlocks(1, 0, from_cpu=False, block_ids=[3]))
+        with opened_exchange(endpoint, peek, None):
             ((header, payloads),) = answers_of(here, 1)
             assert (header.found, [bytes(each) for each in payloads]) == (True, [content(3)])
 
@@ -230,6 +230,20 @@ def test_what_is_no_read_harms_nobody(tmp_path: Path) -> None:
                 stranger.send_multipart(frames)
             assert stranger.poll(60_000)
             assert stranger.recv_multipart()[1:] == [content(3)]
+
+
+def test_a_place_that_is_none_and_many_that_are_gone_harm_nobody(tmp_path: Path) -> None:
+    with (
+        opened_exchange(f"ipc://{tmp_path}/one", peek, None) as here,
+        opened_exchange(f"ipc://{tmp_path}/two", peek, None) as there,
+    ):
+        there.incarnation = OTHER
+        gone = [f"ipc://{tmp_path}/gone-{number}" for number in range(2 * block_exchange._MAX_CONNECTIONS)]
+        for number, endpoint in enumerate(["nowhere", "tcp://host:port", "", *gone, there.endpoint]):
+            here.ask(endpoint, ReadBlocks(number, OTHER, from_cpu=False, block_ids=[3]))
+        ((header, payloads),) = answers_of(here, 1)
+        assert (header.found, [bytes(each) for each in payloads]) == (True, [content(3)])
+        assert len(here._dealers) == block_exchange._MAX_CONNECTIONS
 
 
 def test_the_address_is_of_the_kind_at_which_the_scheduler_is_met(

@@ -92,6 +92,15 @@ class KVDisk(Value, frozen=True):
     mirror: bool = False
 
 
+class WorkerRole(enum.StrEnum):
+    """Says what a worker is for: whole requests; their prompts, after which they go on elsewhere where they can; or
+    what follows their prompts, and whole requests only where no other worker takes those."""
+
+    BOTH = "both"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
 class BlockServer(Value, frozen=True):
     """Names where other workers read this one's blocks, and by its `identity` whom they are of use to: those that name
     the same. Of a worker whose device is not its own memory only CPU blocks are read (`has_device`)."""
@@ -131,6 +140,7 @@ class WorkerHello(Message, frozen=True):
     draft_model: Annotated[Name | None, since(9)] = None
     kv_disk: Annotated[KVDisk | None, since(9)] = None
     block_server: Annotated[BlockServer | None, since(9)] = None
+    role: Annotated[WorkerRole, since(9)] = WorkerRole.BOTH
 
 
 class WorkerWelcome(Fenced, frozen=True):

@@ -107,3 +107,19 @@ def test_what_may_not_be_copied_is_computed_again(new_stack: StartStack) -> None
     worker = left(stack)
     assert worker.tokens_computed - worker.tokens_sampled >= sum(map(len, _PROMPTS))
     stack.wait_idle()
+
+
+def test_prompts_are_computed_by_one_worker_and_what_follows_by_another(new_stack: StartStack) -> None:
+    stack = new_stack(OCTAVO_FAKE_STEP_MS="10")
+    for name in ("scheduler", "frontend"):
+        stack.start_named(name)
+    stack.start_named("worker-0", OCTAVO_ROLE="prefill")
+    stack.start_named("worker-1", OCTAVO_ROLE="decode")
+    stack.wait_for(lambda: len(stack.load().workers) == 2)
+    stack.wait_ready()
+    Streams(stack).end_right()
+    stack.wait_idle()
+    first, second = sorted(stack.load().workers, key=lambda worker: worker.id)
+    assert first.tokens_computed >= sum(map(len, _PROMPTS))
+    # Not one token of a prompt, and most of what follows.
+    assert second.tokens_computed == second.tokens_sampled > len(_PROMPTS) * _TOKENS // 2

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import zmq
 
 from octavo.runtime.transport.curve_keys import ClientKeys, ServerKeys
-from octavo.runtime.transport.endpoints import is_loopback, runtime_directory
+from octavo.runtime.transport.endpoints import EndpointError, is_loopback, runtime_directory
 from octavo.runtime.transport.sockets import bind_router, connect_dealer
 from octavo.runtime.transport.wakeup import Wakeup
 from octavo.wire.codec import WireError, decode_from_peer, decode_to_peer, encode
@@ -30,6 +30,8 @@ from octavo.worker.block_pulls import Answer, Peek, answer_to
 logger = logging.getLogger(__name__)
 
 _POLL_MS = 1_000
+# Connections to other workers; beyond that the one that was not used for longest ends, as of a worker that is gone.
+_MAX_CONNECTIONS = 64
 
 
 def chosen_endpoint(asked_for: str, scheduler: str, worker_id: str) -> str:
@@ -118,16 +120,13 @@ class BlockExchange:
                 self._asking.heard()
                 if self._router in ready:
                     self._serve()
-                for endpoint, dealer in self._dealers.items():
+                for endpoint, dealer in list(self._dealers.items()):
                     if ready.get(dealer, 0) & zmq.POLLIN:
                         self._receive(dealer)
                     if self._waiting[endpoint]:
                         self._send(endpoint)
                 while self._to_ask:
-                    endpoint, read = self._to_ask.popleft()
-                    self._dealer(endpoint)
-                    self._waiting[endpoint].append(encode(read))
-                    self._send(endpoint)
+                    self._begin(*self._to_ask.popleft())
         except Exception:
             # Nobody waits for it in vain: reads that nobody answers are given up.
             logger.exception("blocks are read by and from no other worker any more")
@@ -148,11 +147,21 @@ class BlockExchange:
         with contextlib.suppress(zmq.ZMQError):
             self._router.send_multipart([peer, encode(header), *payloads], zmq.NOBLOCK, copy=False)
 
-    def _dealer(self, endpoint: str) -> "zmq.Socket[Any]":
-        if endpoint not in self._dealers:
-            self._dealers[endpoint] = connect_dealer(self._context, endpoint, self._keys)
-            self._waiting[endpoint] = deque()
-        return self._dealers[endpoint]
+    def _begin(self, endpoint: str, read: ReadBlocks) -> None:
+        """Sends a read, over a new connection if there is none."""
+        try:
+            dealer = self._dealers.pop(endpoint, None) or connect_dealer(self._context, endpoint, self._keys)
+        except (zmq.ZMQError, EndpointError) as error:
+            logger.warning("cannot read blocks at %s: %s", endpoint, error)
+            return
+        self._dealers[endpoint] = dealer
+        self._waiting.setdefault(endpoint, deque()).append(encode(read))
+        self._send(endpoint)
+        if len(self._dealers) > _MAX_CONNECTIONS:
+            oldest = next(iter(self._dealers))
+            del self._waiting[oldest]
+            self._poller.unregister(self._dealers[oldest])
+            self._dealers.pop(oldest).close()
 
     def _send(self, endpoint: str) -> None:
         dealer, waiting = self._dealers[endpoint], self._waiting[endpoint]

@@ -11,6 +11,7 @@ from octavo.runtime.options.common import INSECURE_METRICS, METRICS_LISTEN, OTLP
 from octavo.runtime.options.option import DirectoryPath, Option, Parsed, Real
 from octavo.runtime.transport.curve_keys import ClientKeys
 from octavo.runtime.transport.endpoints import check_endpoint, check_metrics
+from octavo.wire.steps import WorkerRole
 from octavo.worker.model_settings import MEMORY, ConfigError, ModelSettings
 
 # Instead of an endpoint for other workers: nobody reads blocks here.
@@ -77,6 +78,13 @@ class WorkerConfig(ModelSettings):
             " this worker is killed.",
         ),
     ] = False
+    role: Annotated[
+        WorkerRole,
+        Option(
+            "--role",
+            "What this worker is for: prompts, after which requests move to another one; what follows them; or both.",
+        ),
+    ] = WorkerRole.BOTH
     peer_endpoint: Annotated[
         str,
         Option(

@@ -15,7 +15,7 @@ from octavo.runtime.transport.sockets import connect_dealer
 from octavo.wire.base import Message
 from octavo.wire.codec import WireError, decode_to_worker, encode
 from octavo.wire.costs import StepCosts
-from octavo.wire.steps import HEARTBEAT_INTERVAL_S, StepPlan, ToWorker
+from octavo.wire.steps import HEARTBEAT_INTERVAL_S, StepPlan, ToWorker, WorkerRole
 from octavo.worker.block_disk import BlockDisk
 from octavo.worker.block_pulls import BlockPulls
 from octavo.worker.health import Liveness
@@ -50,18 +50,22 @@ def serve(
     words: LastWords,
     disk: BlockDisk | None = None,
     pulls: BlockPulls | None = None,
+    role: WorkerRole = WorkerRole.BOTH,
 ) -> None:
     """Serves plans of the scheduler at `endpoint` until the scheduler dismisses this worker.
 
     SIGTERM and SIGINT ask for that; the loop then drains for at most `drain_timeout_s` seconds. It must run on the main
     thread. `keys` are needed if the scheduler has keys. `costs` are the costs measured on the runner, if any. `on_beat`
     is called at every heartbeat. `words` records how this process ends, for the next process of the same name. `disk`
-    keeps blocks, and `pulls` takes others' and gives them this one's, if there are such.
+    keeps blocks, and `pulls` takes others' and gives them this one's, if there are such. `role` says what the worker is
+    for.
 
     Raises `RefusedError` if the scheduler refuses this worker, `zmq.ZMQError` if `endpoint` cannot be used.
     """
     stop = StopSignal()
-    protocol = WorkerProtocol(worker_id, runner, lambda: secrets.randbits(64), costs, words.predecessor, disk, pulls)
+    protocol = WorkerProtocol(
+        worker_id, runner, lambda: secrets.randbits(64), costs, words.predecessor, disk, pulls, role
+    )
     with stop.installed(), zmq.Context() as context, connect_dealer(context, endpoint, keys) as socket:
         loop = WorkerLoop(
             *(socket, protocol, liveness, stop),

@@ -25,6 +25,7 @@ from octavo.wire.steps import (
     WorkerGoodbye,
     WorkerHello,
     WorkerRefused,
+    WorkerRole,
     WorkerUnregistered,
     WorkerWelcome,
 )
@@ -74,6 +75,7 @@ class WorkerProtocol:
         predecessor: Predecessor | None = None,
         disk: BlockDisk | None = None,
         pulls: BlockPulls | None = None,
+        role: WorkerRole = WorkerRole.BOTH,
     ) -> None:
         self._worker_id = worker_id
         self._runner = runner
@@ -81,6 +83,7 @@ class WorkerProtocol:
         self._predecessor = predecessor
         self._disk = disk
         self._pulls = pulls
+        self._role = role
         self._draw_incarnation = draw_incarnation
         self._table = SequenceTable(
             vocab_size=runner.model.vocab_size,
@@ -220,6 +223,7 @@ class WorkerProtocol:
             draft_model=runner.draft_model,
             kv_disk=None if self._disk is None else self._disk.description,
             block_server=None if self._pulls is None else self._pulls.description,
+            role=self._role,
         )
 
     def _welcome(self, epoch: int) -> None:

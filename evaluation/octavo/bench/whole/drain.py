@@ -27,10 +27,10 @@ from octavo.v1 import admin_pb2 as pb
 from octavo.v1 import generation_pb2_grpc as services
 from octavo.worker.loading.prepare import prepare_bundled_model
 
-_WORKERS: Final = ("worker-0", "worker-1")
+WORKERS: Final = ("worker-0", "worker-1")
 _CASES: Final = {"moves": {}, "none": {"OCTAVO_PEER_ENDPOINT": "none"}}
 # One thread each, as in `octavo.bench.whole.failover`.
-_MODEL: Final = {
+MODEL: Final = {
     "OCTAVO_DEVICE": "cpu",
     "OCTAVO_THREADS": "1",
     # What guesses are wrong would count as computed again.
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def measure(name: str, drains: int, streams: int, prompt_tokens: int, seed: int) -> DrainRow:
     """Runs one case on processes of its own."""
-    case = Case({**_MODEL, **_CASES[name]}, is_real=True, streams=streams, prompt_tokens=prompt_tokens)
+    case = Case({**MODEL, **_CASES[name]}, is_real=True, streams=streams, prompt_tokens=prompt_tokens)
     with (
         tempfile.TemporaryDirectory(prefix="octavo-") as parent,
         Stack(prepare_bundled_model(), Path(parent) / "run", case.environment) as stack,
@@ -114,14 +114,14 @@ class _Drain:
 
 
 async def _drains(stack: Stack, drains: int, case: Case, random: Random) -> list[_Drain]:
-    for name in ("scheduler", "frontend", *_WORKERS):
+    for name in ("scheduler", "frontend", *WORKERS):
         stack.start_named(name)
     await asyncio.to_thread(stack.wait_ready)
     found = []
     async with grpc.aio.insecure_channel(stack.address) as channel:
         stub: Any = services.GenerationServiceStub(channel)
         for number in range(drains):
-            await until_workers(stack, len(_WORKERS))
+            await until_workers(stack, len(WORKERS))
             streams = Round()
             async with streaming(stub, streams, number, case, random):
                 found.append(await _drain(stack, streams, random))
@@ -131,13 +131,13 @@ async def _drains(stack: Stack, drains: int, case: Case, random: Random) -> list
 
 async def _drain(stack: Stack, streams: Round, random: Random) -> _Drain:
     """Drains one worker, and starts it again when the other has all streams."""
-    victim = random.choice(_WORKERS)
+    victim = random.choice(WORKERS)
     await asyncio.sleep(random.uniform(0.5, 1.0))
     homes = {each.request_id: each.worker_id for each in stack.admin.ListRequests(pb.ListRequestsRequest()).requests}
     before = _again(stack, victim)
     streams.killed_at = time.monotonic()
     stack.admin.DrainWorker(pb.DrainWorkerRequest(worker_id=victim, grace=Duration()))
-    await until_workers(stack, len(_WORKERS) - 1)
+    await until_workers(stack, len(WORKERS) - 1)
     seconds = time.monotonic() - streams.killed_at
     await asyncio.to_thread(stack.wait_for, lambda: stack.load().running == len(streams.token_at), 60.0)
     await asyncio.sleep(1.0)

@@ -164,7 +164,7 @@ class _FalseWorker:
         for frame in received(self._socket, 1):
             with suppress(WireError):
                 self._take(decode_to_worker(frame))
-        kind: Any = self._rng.choices([StepResult, *_WORKER_KINDS], [20, 0.2, 5, 5, 1, 0.2])[0]
+        kind: Any = self._rng.choices([StepResult, *_WORKER_KINDS], [20, 0.2, 5, 5, 5, 1, 0.2])[0]
         if not self._is_in:
             kind = WorkerHello
             self._socket.send(encode(self._hello()))

@@ -19,7 +19,7 @@ from octavo.scheduler.core.request_table import RequestTable
 from octavo.scheduler.core.sequence import RequestGroup, SequenceStatus
 from octavo.scheduler.kv.memory import Arrival
 from octavo.wire.requests import NoticeKind
-from octavo.wire.steps import BlocksPulled, PullBlocks
+from octavo.wire.steps import BlocksPulled, PullBlocks, WorkerRole
 
 # Groups that leave one replica at a time: each stands still while those before it are copied.
 _MAX_LEAVING = 4
@@ -94,6 +94,12 @@ class Moves:
                 left.append(group)
         return left
 
+    def hand_over(self, source: Replica, now: float) -> None:
+        """Moves groups that have computed their prompts off a replica that is for prompts alone. Those that nobody can
+        take go on there."""
+        done = (group for group in source.running if isinstance(group, RequestGroup) and group not in source.moving)
+        self.carry(source, [group for group in done if all(each.is_decoding for each in group.holders)], now)
+
     def balance(self, now: float) -> None:
         """Moves a group from a replica that has swapped it out, or has much more to do than another one; at most one
         from each, and none while another is on its way there."""
@@ -118,8 +124,9 @@ class Moves:
             and target.is_ready
             and _is_alike(source, target)
             and target.suspect is None
+            and target.hello.role is not WorkerRole.PREFILL
             and group not in self._requests.suspects
-            and self._replica_table.takes(target, group)
+            and target.replica_id != group.faults.non_finite_on
             and has_capacity(group.request, target)
             and now - self._failed.get((source.replica_id, target.replica_id), -_REST_S) >= _REST_S
         ]

@@ -9,7 +9,7 @@ from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.request_table import RequestTable
 from octavo.scheduler.core.sequence import RequestGroup
 from octavo.wire.requests import BlockUse, ServiceLoad, ServiceStatus
-from octavo.wire.steps import ModelInfo, WorkerHello
+from octavo.wire.steps import ModelInfo, WorkerHello, WorkerRole
 
 # Incarnations that have left are remembered as far as that; their hellos are late by seconds, if ever.
 _MAX_LEFT = 1024
@@ -66,14 +66,29 @@ class ReplicaTable:
         return replica.suspect in (None, group) and self.may_take(replica, group)
 
     def may_take(self, replica: Replica, group: RequestGroup) -> bool:
-        """Tells whether the group may be admitted to `replica`, whichever suspect that isolates.
+        """Tells whether the group may be admitted to `replica`, whichever suspect that isolates. One that is for what
+        follows prompts takes none while another takes those; but suspects wherever there is a place for them.
 
         A group that has lost its blocks on a replica that gets nothing new may come back to it, if it can go nowhere
         else. A group to which a replica gave nothing finite goes to another one if it can.
         """
+        is_for_prompts = replica.hello.role is not WorkerRole.DECODE or group in self._request_table.suspects
+        if not is_for_prompts and self._has_prefiller(group):
+            return False
         if replica.replica_id == group.faults.non_finite_on and self.has_ready_home(group, besides=replica):
             return False
         return replica.is_ready or (replica.replica_id == group.former_replica_id and not self.has_ready_home(group))
+
+    def _has_prefiller(self, group: RequestGroup) -> bool:
+        """Tells whether a replica that is not for decoding alone takes the group in its turn, and could hold it."""
+        return any(
+            replica.hello.role is not WorkerRole.DECODE
+            and replica.is_ready
+            and replica.suspect is None
+            and replica.replica_id != group.faults.non_finite_on
+            and has_capacity(group.request, replica)
+            for replica in self.replicas.values()
+        )
 
     def can_hold(self, group: RequestGroup) -> bool:
         """Tells whether any replica that takes the group in its turn could ever hold it. Suspects wait for no turn, and

@@ -43,7 +43,7 @@ from octavo.scheduler.core.waiting_queue import WaitingQueue
 from octavo.scheduler.kv.manager import paged_memory
 from octavo.scheduler.kv.memory import MakeMemory
 from octavo.wire.requests import NoticeKind, PinRefused, Prefix, PrefixCacheReset, RejectReason, ServiceStatus
-from octavo.wire.steps import ModelInfo
+from octavo.wire.steps import ModelInfo, WorkerRole
 
 
 class Scheduler:
@@ -112,7 +112,10 @@ class Scheduler:
         match event:
             # The most frequent first, for cases are tried in turn.
             case StepAnswered(replica_id, result):
-                results.take(self.state, self.replicas[replica_id], result, now)
+                replica = self.replicas[replica_id]
+                results.take(self.state, replica, result, now)
+                if replica.hello.role is WorkerRole.PREFILL:
+                    self.state.moves.hand_over(replica, now)
             case DiskAnswered(replica_id, answer):
                 workers.take_from_disk(self.state, self.replicas[replica_id], answer, now)
             case PullAnswered(replica_id, pull):

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.events import Outbox, SchedulerObserver
@@ -58,13 +59,7 @@ class SchedulerState:
     ) -> "SchedulerState":
         """Makes the state of a scheduler that holds nothing yet."""
         outbox, speculation, lookups = Outbox(epoch), Speculation(config, drafter), LookupHistory()
-
-        def end(group: RequestGroup) -> None:
-            speculation.forget(group)
-            if group.lookup is not None:
-                lookups.ended(group.lookup)
-
-        requests = RequestTable(config, outbox, observer, end)
+        requests = RequestTable(config, outbox, observer, partial(_ended, speculation, lookups))
         replicas, quarantine = ReplicaTable(config, requests), Quarantine(config.quarantine_s)
         moves, prefixes = Moves(requests, replicas, outbox, observer), PrefixPins()
         return cls(
@@ -145,3 +140,10 @@ class SchedulerState:
     def explain_cache_of(self, group: RequestGroup, asker: str | None) -> CacheExplanation | None:
         """Returns the same of a request that is held; None before its first admission."""
         return self.explain_cache(group.lookup, asker) if group.lookup is not None else None
+
+
+def _ended(speculation: Speculation, lookups: LookupHistory, group: RequestGroup) -> None:
+    """Lets go of what is kept of a group that has ended, but for how its beginning was found."""
+    speculation.forget(group)
+    if group.lookup is not None:
+        lookups.ended(group.lookup)

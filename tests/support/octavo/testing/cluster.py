@@ -77,6 +77,7 @@ from octavo.wire.steps import (
     StepTimes,
     ToWorker,
     WorkerHello,
+    WorkerRole,
 )
 from octavo.worker.fake.faults import parse_faults
 from octavo.worker.fake.runner import FakeVocabulary, expected_tokens
@@ -411,6 +412,7 @@ class Cluster:
         mirror: bool = False,
         kv_disk: KVDisk | None = None,
         is_read: bool = False,
+        role: WorkerRole = WorkerRole.BOTH,
     ) -> FakeReplica:
         """A replica with a fake model that has `faults` (`octavo.worker.fake.faults`), and a draft model if this has a
         hit rate, or with `runner`; it has `disk`, if any; of worker-`incarnation` unless named, and in a process of its
@@ -429,7 +431,7 @@ class Cluster:
         replica = FakeReplica(runner, incarnation, costs, process, disk, kv_disk or KVDisk(mirror=mirror), is_read)
         if worker_id is not None:
             replica.hello = msgspec.structs.replace(replica.hello, worker_id=worker_id)
-        replica.hello = msgspec.structs.replace(replica.hello, predecessor=predecessor)
+        replica.hello = msgspec.structs.replace(replica.hello, predecessor=predecessor, role=role)
         self.replicas[incarnation] = replica
         self.handle(ReplicaJoined(replica.hello))
         return replica

@@ -1,7 +1,8 @@
 """Judges what a scheduler owes to requests in every turn, from outside by plain rules that are not its own.
 
 * All that lost their blocks come back to a replica in the order of their arrival, swapped or not.
-* No replica idles while a request waits that it could hold, whoever else waits in front of that.
+* No replica idles while a request waits that it could hold, whoever else waits in front of that; but for one that is
+  for what follows prompts, while another is there for those.
 * A request that was accepted is told that it fits nowhere only if that is so, pinned prefixes counted as nothing
   wherever they can make way.
 """
@@ -15,6 +16,7 @@ from octavo.scheduler.core.scheduler import Scheduler
 from octavo.scheduler.core.sequence import RequestGroup, SequenceStatus
 from octavo.scheduler.kv.manager import KVCacheManager
 from octavo.wire.requests import Rejected, RejectReason, Request
+from octavo.wire.steps import WorkerRole
 
 
 def worst_case(request: Request, replica: Replica) -> int:
@@ -134,10 +136,19 @@ class Promises:
                 and group not in core.request_table.suspects
                 and not group.is_fetching
                 and group.faults.non_finite_on != replica.replica_id
+                and not _leaves_prompts(core, group, replica)
             )
             assert not (is_wanted and fits(core, group.request, replica)), (
                 f"{replica.hello.worker_id} idles while {group.request_id} waits, which it could hold"
             )
+
+
+def _leaves_prompts(core: Scheduler, group: RequestGroup, replica: Replica) -> bool:
+    """Tells whether the replica is for what follows prompts, and another one, for these, gets new requests."""
+    return replica.hello.role is WorkerRole.DECODE and any(
+        other.hello.role is not WorkerRole.DECODE and other.is_ready and fits(core, group.request, other)
+        for other in core.replicas.values()
+    )
 
 
 def _idles(replica: Replica) -> bool:

@@ -81,6 +81,7 @@ def _serve(
             words=LastWords(runtime_directory() / f"{config.worker_id}-last-words"),
             disk=disk,
             pulls=pulls,
+            role=config.role,
         )
 
 

@@ -13,6 +13,7 @@ from octavo.testing.simulation.disk import DiskPlan
 from octavo.testing.simulation.faults import FAULTS, GENTLE, Fault
 from octavo.testing.simulation.workload import MAX_POISONS, ClientPlan, Model, Workload
 from octavo.wire.base import MAX_SEQUENCES
+from octavo.wire.steps import WorkerRole
 from octavo.worker.fake.config import read_eos_token_ids, read_positive
 from octavo.worker.fake.faults import FakeFault
 from octavo.worker.fake.runner import FakeVocabulary
@@ -40,7 +41,8 @@ class Scenario:
     """`faults` are by time; `poisons` are what some prompts do to devices; `step_s` is about how long a step takes;
     `grace_s` how long frontends wait for a scheduler; with `loses_aborts` they never tell it that a request is over.
     With `guesses_wildly` the scheduler's drafts are an adversary's.
-    On `disk` workers keep blocks, if there is one; with `moves` they copy each other's."""
+    On `disk` workers keep blocks, if there is one; with `moves` they copy each other's. The first of
+    the `roles` is that of the first worker, the other that of all others."""
 
     config: SchedulerConfig
     model: Model
@@ -56,6 +58,7 @@ class Scenario:
     guesses_wildly: bool
     disk: DiskPlan | None
     moves: bool
+    roles: tuple[WorkerRole, WorkerRole]
 
     @property
     def is_calm(self) -> bool:
@@ -112,7 +115,13 @@ def draw(seed: int, directory: Path) -> Scenario:
         guesses_wildly=guesses_wildly,
         disk=_disk(Random(f"disk {seed}")),
         moves=Random(f"moves {seed}").random() < 0.7,
+        roles=_roles(Random(f"roles {seed}")),
     )
+
+
+def _roles(random: Random) -> tuple[WorkerRole, WorkerRole]:
+    apart = WorkerRole.PREFILL, WorkerRole.DECODE
+    return apart if random.random() < 0.4 else (WorkerRole.BOTH, WorkerRole.BOTH)
 
 
 def _disk(random: Random) -> DiskPlan | None:

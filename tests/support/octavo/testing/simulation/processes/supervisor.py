@@ -63,6 +63,7 @@ class Supervisor:
             self._last_words.get(place),
             simulation.disk,
             simulation.exchanges,
+            simulation.scenario.roles[place != "worker-0"],
         )
 
     def start_frontend(self, place: str) -> None:

@@ -13,7 +13,7 @@ from octavo.testing.simulation.disk import DiskStore, SimulatedDisk
 from octavo.testing.simulation.network import Dealer, Network
 from octavo.testing.simulation.peers import SimulatedExchange
 from octavo.wire.base import SCHEMA_VERSION
-from octavo.wire.steps import Predecessor, WorkerHello
+from octavo.wire.steps import Predecessor, WorkerHello, WorkerRole
 from octavo.worker.block_disk import BlockDisk
 from octavo.worker.block_pulls import BlockPulls
 from octavo.worker.fake.runner import FAKE_COSTS
@@ -63,6 +63,7 @@ class WorkerProcess(Process):
         predecessor: Predecessor | None = None,
         disk: SimulatedDisk | None = None,
         exchanges: dict[str, SimulatedExchange] | None = None,
+        role: WorkerRole = WorkerRole.BOTH,
     ) -> None:
         super().__init__(network.clock, place)
         self.dealer = Dealer(network, "workers", place, self)
@@ -72,7 +73,7 @@ class WorkerProcess(Process):
         # Unmeasured, it is used even where to compute tokens takes nobody any time.
         costs = FAKE_COSTS if kept is None else None
         pulls = self._pulls(network, exchanges) if exchanges is not None and hardware.num_cpu_blocks else None
-        self.protocol = speaks(place, self._runner, self._draw_incarnation, costs, predecessor, kept, pulls)
+        self.protocol = speaks(place, self._runner, self._draw_incarnation, costs, predecessor, kept, pulls, role)
         self._signals = _Signals()
         liveness = Liveness(self._time)
         self.has_served = False
