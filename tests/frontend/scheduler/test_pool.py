@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import msgspec
@@ -15,6 +16,7 @@ import pytest
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.scheduler import pool
 from octavo.frontend.scheduler.client import SchedulerAvailability, SchedulerRefused
+from octavo.frontend.scheduler.session import LiveRequest
 from octavo.frontend.server import FrontendServer
 from octavo.runtime.telemetry.metrics import render
 from octavo.testbed.grpc_calls import collect, ids_of, reason_of
@@ -358,3 +360,11 @@ async def test_the_metrics_tell_the_cells_apart(
     assert "octavo_cell_handovers_total 0.0" in text
     let_go(serving)
     await call
+
+
+def test_a_sequence_of_a_request_that_was_released_may_still_be_ended() -> None:
+    links = pool.SchedulerPool(["ipc:///cell"], "fingerprint", grace_s=30.0)
+    request = Mock(spec=LiveRequest)
+    links.release(request)
+    links.end_sequence(request, 0)
+    assert links.listing(request) is None
