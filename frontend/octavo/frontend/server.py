@@ -15,6 +15,7 @@ from octavo.frontend.access.access import build_access
 from octavo.frontend.access.admission import Admission
 from octavo.frontend.access.connections import connections_that_fit
 from octavo.frontend.access.tls import server_credentials
+from octavo.frontend.app import build_app
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.grpc.access import AdmissionInterceptor, interceptors, reading
 from octavo.frontend.grpc.connections import BusyPeers, keep_room
@@ -22,7 +23,6 @@ from octavo.frontend.grpc.service import SERVICE_NAME, GenerationService
 from octavo.frontend.http.bodies import Bodies, BodyBound
 from octavo.frontend.http.guards import AccessMiddleware, AllowedHosts, BrowserGuard, CrossOrigin, parse_origins
 from octavo.frontend.http.server import HttpServer
-from octavo.frontend.openai.app import build_app
 from octavo.frontend.scheduler.pinned_prefixes import read_pinned_prefixes
 from octavo.frontend.scheduler.pool import SchedulerPool
 from octavo.frontend.stream.generation import Generation

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
+from octavo.frontend.api.body import Reading
 from octavo.frontend.errors import InvalidRequest, Unsupported
-from octavo.frontend.openai.body import Reading
 from octavo.frontend.openai.tool_calls import (
     HERMES,
     LLAMA,

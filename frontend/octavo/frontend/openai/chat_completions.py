@@ -7,13 +7,13 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.frontend.api.body import Reading, decoded, read_call
+from octavo.frontend.api.endpoint import Api, fresh_id, generations, origin_of
+from octavo.frontend.api.sampling import number_of_choices, sampling_of, seconds
 from octavo.frontend.errors import bad_parameter
 from octavo.frontend.openai.answers import AnswerFormat, encode, finish_reason, respond, stop_reason, usage_options
-from octavo.frontend.openai.body import Reading, decoded, read_call
-from octavo.frontend.openai.endpoint import Api, fresh_id, generations, origin_of
 from octavo.frontend.openai.logprobs import ChatLogprobs, prompt_logprobs_of
 from octavo.frontend.openai.messages import chat_of, prediction_of, tools_of
-from octavo.frontend.openai.sampling import number_of_choices, sampling_of, seconds
 from octavo.frontend.openai.schemas import CHAT_UNSUPPORTED, ChatBody
 from octavo.frontend.openai.tool_calls import (
     ToolCallParser,

@@ -10,13 +10,13 @@ from msgspec import Raw
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.frontend.api.body import UNREADABLE, Reading, given, read_call
+from octavo.frontend.api.endpoint import Api, IndexedEvent, caller_of, fresh_id, generations, origin_of
+from octavo.frontend.api.sampling import number_of_choices, sampling_of, seconds
 from octavo.frontend.errors import InvalidRequest, bad_parameter
 from octavo.frontend.http.connection import while_connected
 from octavo.frontend.openai.answers import AnswerFormat, encode, finish_reason, respond, stop_reason, usage_options
-from octavo.frontend.openai.body import UNREADABLE, Reading, given, read_call
-from octavo.frontend.openai.endpoint import Api, IndexedEvent, caller_of, fresh_id, generations, origin_of
 from octavo.frontend.openai.logprobs import CompletionLogprobs, prompt_logprobs_of
-from octavo.frontend.openai.sampling import number_of_choices, sampling_of, seconds
 from octavo.frontend.openai.schemas import COMPLETION_UNSUPPORTED, CompletionBody
 from octavo.frontend.request.events import RequestStarted, RequestUsage, SequenceFinished, TextDelta
 from octavo.frontend.request.request import Caller, GenerationRequest

@@ -5,8 +5,8 @@ from typing import Any, Final, Protocol
 
 from msgspec import Raw
 
+from octavo.frontend.api.body import decoded, given, unsupported_field
 from octavo.frontend.errors import bad_parameter
-from octavo.frontend.openai.body import decoded, given, unsupported_field
 from octavo.frontend.openai.schemas import ContentPart, MessageBody, PredictionBody, ToolCallBody
 from octavo.frontend.openai.tool_calls import read_tools
 from octavo.frontend.request.chat import MAX_VARIABLES_BYTES, Chat, ChatMessage, Tool, ToolCall

@@ -10,17 +10,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from octavo.frontend.api.body import Reading, decoded, read_call, unknown_fields_header
+from octavo.frontend.api.endpoint import Api, IndexedEvent, fresh_id, generations, origin_of, route
+from octavo.frontend.api.sampling import sampling_of, seconds
+from octavo.frontend.api.usage import UsageSum
 from octavo.frontend.errors import Overloaded, ServiceError
 from octavo.frontend.http.connection import while_connected
 from octavo.frontend.http.envelope import unix_time
 from octavo.frontend.http.errors import error_object
 from octavo.frontend.http.streaming import EventStream, comment
 from octavo.frontend.openai.answers import encode
-from octavo.frontend.openai.body import Reading, decoded, read_call, unknown_fields_header
-from octavo.frontend.openai.endpoint import Api, IndexedEvent, fresh_id, generations, origin_of, route
-from octavo.frontend.openai.logprobs import UsageSum
 from octavo.frontend.openai.responses_input import RESPONSES_UNSUPPORTED, ResponsesBody, chat_of, format_of
-from octavo.frontend.openai.sampling import sampling_of, seconds
 from octavo.frontend.openai.tool_calls import (
     NONE,
     ToolCallParser,

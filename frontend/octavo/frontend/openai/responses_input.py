@@ -6,12 +6,13 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta, Raw, Struct
 
+from octavo.frontend.api.body import Neutral, Reading, decoded, given, unsupported_field
+from octavo.frontend.api.sampling import constraint_of, schema_constraint
+from octavo.frontend.api.schemas import MAX_PARTS, Sampling
 from octavo.frontend.errors import bad_parameter
 from octavo.frontend.http.connection import MAX_BODY
-from octavo.frontend.openai.body import Neutral, Reading, decoded, given, unsupported_field
 from octavo.frontend.openai.messages import readable_variables
-from octavo.frontend.openai.sampling import constraint_of, schema_constraint
-from octavo.frontend.openai.schemas import CHAT_UNSUPPORTED, MAX_PARTS, ContentPart, Sampling
+from octavo.frontend.openai.schemas import CHAT_UNSUPPORTED, ContentPart
 from octavo.frontend.request.chat import MAX_MESSAGES, Chat, ChatMessage, Tool, ToolCall
 from octavo.frontend.request.request import Constraint, ConstraintKind
 from octavo.frontend.text.tokenizer import ModelTokenizer

@@ -12,9 +12,9 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from octavo.frontend.api.body import Reading
+from octavo.frontend.api.sampling import unenforced_in
 from octavo.frontend.errors import Reason, Unsupported, bad_parameter
-from octavo.frontend.openai.body import Reading
-from octavo.frontend.openai.sampling import unenforced_in
 from octavo.frontend.openai.tool_parsers import HermesParser, LlamaParser, ParsedDelta, PlainParser
 from octavo.frontend.request.chat import Tool
 from octavo.frontend.request.request import Constraint, ConstraintKind

@@ -8,13 +8,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.frontend.access.access import Access
+from octavo.frontend.api.endpoint import Api, Handler, route
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.errors import NotFound, Reason
 from octavo.frontend.http.errors import error_response
 from octavo.frontend.openai import other_routes, responses
 from octavo.frontend.openai.chat_completions import chat_completions
 from octavo.frontend.openai.completions import completions
-from octavo.frontend.openai.endpoint import Api, Handler, route
 from octavo.frontend.page import routes as page
 from octavo.frontend.stream.generation import Generation
 

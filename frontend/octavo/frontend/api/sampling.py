@@ -5,9 +5,9 @@ from typing import Any, Final
 
 from msgspec import Raw
 
+from octavo.frontend.api.body import Reading, decoded, given, unsupported_field
+from octavo.frontend.api.schemas import ResponseFormat, Sampling, StructuredOutputs
 from octavo.frontend.errors import bad_parameter
-from octavo.frontend.openai.body import Reading, decoded, given, unsupported_field
-from octavo.frontend.openai.schemas import ResponseFormat, Sampling, StructuredOutputs
 from octavo.frontend.request.request import FIELDS, Constraint, ConstraintKind
 from octavo.frontend.text.grammars import unenforced
 from octavo.wire.requests import MAX_PRIORITY
