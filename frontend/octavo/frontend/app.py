@@ -62,7 +62,8 @@ async def _no_route(request: Request, error: Exception) -> Response:
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "another method")
         wrong = NotFound(Reason.ROUTE_NOT_FOUND, f"{path} is not for {request.method}; use {allowed}")
-        refusal = error_response(wrong, 405)
+        refusal = error_response(wrong, request.scope, 405)
         refusal.headers["allow"] = allowed
         return refusal
-    return error_response(NotFound(Reason.ROUTE_NOT_FOUND, f"there is nothing at {path}; look into the documentation"))
+    unknown = NotFound(Reason.ROUTE_NOT_FOUND, f"there is nothing at {path}; look into the documentation")
+    return error_response(unknown, request.scope)

@@ -82,7 +82,7 @@ def check_trusted(request: Request, why: str) -> None:
 
 
 def route(api: Api, path: str, handler: Handler, *methods: str) -> Route:
-    """Returns a route that answers failures of `handler` as OpenAI error objects."""
+    """Returns a route that answers failures of `handler` as the error objects of the API that is called."""
 
     @functools.wraps(handler)
     async def answer(request: Request) -> Response:
@@ -90,13 +90,13 @@ def route(api: Api, path: str, handler: Handler, *methods: str) -> Route:
             return await handler(api, request)
         except ServiceError as error:
             name_field(error, path)
-            return error_response(error)
+            return error_response(error, request.scope)
         except ClientGone:
             # Nobody receives this.
             return Response(status_code=499)
         except Exception:
             log_failure(_log, "a request failed")
-            return error_response(internal_error())
+            return error_response(internal_error(), request.scope)
 
     return Route(path, answer, methods=methods)
 

@@ -104,7 +104,7 @@ class EventStream(Response):
         gone.add_done_callback(lambda _: outbox.end())
         try:
             if await outbox.wait_for_start(self._ping_s) and outbox.failure:
-                await error_response(outbox.failure)(scope, receive, send)
+                await error_response(outbox.failure, scope)(scope, receive, send)
             else:
                 await self._write(outbox, send)
         finally:
