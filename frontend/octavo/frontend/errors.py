@@ -145,8 +145,8 @@ class Terms:
 
     `kind` is the class that is raised, `code` the name of the gRPC status, `status` that of HTTP, `openai_type` the
     `type` of OpenAI's error object, whose `code` is the reason in small letters, and `anthropic_type` that of
-    Anthropic's, whose API has `anthropic_status` where it differs from `status`. `retry_after_s` (seconds) is None where
-    trying again does not help.
+    Anthropic's, whose API has `anthropic_status` where that is another. `retry_after_s` (seconds) is None where trying
+    again does not help.
     """
 
     kind: type[ServiceError]

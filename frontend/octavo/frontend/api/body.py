@@ -22,7 +22,7 @@ Neutral = Mapping[str, tuple[bytes, ...]]
 # fields are named to the client, except for those values that ask for nothing.
 HINTS: Final[Neutral] = {
     "store": (b"false",),
-    "service_tier": (b'"auto"', b'"default"'),
+    "service_tier": (b'"auto"', b'"default"', b'"standard_only"'),
     "verbosity": (b'"medium"',),
     "prediction": (),
     "moderation": (),
@@ -37,6 +37,7 @@ HINTS: Final[Neutral] = {
     "mm_processor_kwargs": (),
     "ttft_target": (),
     "vllm_xargs": (),
+    "speed": (b'"standard"',),
 }
 UNKNOWN_FIELDS_HEADER: Final = "x-octavo-unknown-fields"
 # The most bytes of a field that holds JSON of any form: schemas, tools, variables of templates.

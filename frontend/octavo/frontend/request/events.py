@@ -125,7 +125,8 @@ class Match:
 class RequestStarted:
     """The request was checked, and its first token was computed. `seed` is the seed in force, given or drawn.
 
-    `prompt_logprobs`, if asked for, has one entry for each prompt token but the first.
+    `prompt_logprobs`, if asked for, has one entry for each prompt token but the first. `cached_prompt_tokens` of the
+    prompt's tokens were found computed already.
     """
 
     request_id: str
@@ -133,6 +134,7 @@ class RequestStarted:
     prompt_token_ids: Sequence[int]
     seed: int
     prompt_logprobs: Sequence[Logprobs]
+    cached_prompt_tokens: int = 0
 
 
 class TextDelta(msgspec.Struct, frozen=True):

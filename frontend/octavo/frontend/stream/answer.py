@@ -139,6 +139,7 @@ class Answer:
             prompt_token_ids=journal.prompt_token_ids,
             seed=journal.sampling.seed,
             prompt_logprobs=journal.prompt_logprobs or [],
+            cached_prompt_tokens=journal.cached_prompt_tokens,
         )
 
     def _take_news(self, events: list[Event]) -> None:
