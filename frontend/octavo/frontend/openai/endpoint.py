@@ -55,7 +55,7 @@ class Api:
 
     @functools.cached_property
     def tool_format(self) -> str:
-        parser = self.config.tool_parser
+        parser = self.config.tool_call_parser
         tokenizer = self.generation.tokenizer
         if parser != "auto":
             return parser

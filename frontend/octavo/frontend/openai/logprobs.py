@@ -139,6 +139,7 @@ class UsageSum:
     cached_tokens: int = 0
     accepted_predictions: int = 0
     rejected_predictions: int = 0
+    reasoning_tokens: int = 0
     _so_far: dict[int, int] = field(default_factory=dict)
 
     def note(self, place: int, event: Event) -> None:
@@ -154,6 +155,7 @@ class UsageSum:
                 self.cached_tokens += event.cached_prompt_tokens
                 self.accepted_predictions += event.accepted_predictions
                 self.rejected_predictions += event.rejected_predictions
+                self.reasoning_tokens += event.reasoning_tokens
 
     def object(self) -> dict[str, Any]:
         """Returns OpenAI's usage object."""
@@ -163,6 +165,7 @@ class UsageSum:
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
             "completion_tokens_details": {
+                "reasoning_tokens": self.reasoning_tokens,
                 "accepted_prediction_tokens": self.accepted_predictions,
                 "rejected_prediction_tokens": self.rejected_predictions,
             },

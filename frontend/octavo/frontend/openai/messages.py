@@ -1,6 +1,6 @@
 """Reads the messages of a chat, as OpenAI's clients write them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any, Final, Protocol
 
 from msgspec import Raw
@@ -12,8 +12,10 @@ from octavo.frontend.openai.tool_calls import read_tools
 from octavo.frontend.request.chat import MAX_VARIABLES_BYTES, Chat, ChatMessage, Tool, ToolCall
 from octavo.frontend.text.tokenizer import ModelTokenizer
 
-# Template variables that have a field of their own in the body.
-_FIELDS: Final = {"reasoning_effort": "reasoning_effort"}
+# Template variables that turn reasoning on and off, where a template has no other way to say how much it is to be.
+_SWITCHES: Final = ("enable_thinking", "thinking")
+# Efforts that mean no reasoning.
+_NO_EFFORTS: Final = ("none", "minimal")
 
 
 class ChatFields(Protocol):
@@ -43,7 +45,7 @@ def chat_of(body: ChatFields, tools: tuple[Tool, ...], tokenizer: ModelTokenizer
     return Chat(
         messages=tuple(_message(place, message) for place, message in enumerate(body.messages)),
         tools=tools,
-        template_variables=readable_variables(_variables(body), tokenizer, bool(tools), ignored),
+        template_variables=readable_variables(_variables(body), body.reasoning_effort, tokenizer, bool(tools), ignored),
         add_generation_prompt=not continues if body.add_generation_prompt is None else body.add_generation_prompt,
         continue_final_message=continues,
     )
@@ -69,19 +71,36 @@ def tools_of(body: ChatFields, ignored: list[str]) -> tuple[Tool, ...]:
 
 
 def readable_variables(
-    variables: Mapping[str, Any], tokenizer: ModelTokenizer, with_tools: bool, ignored: list[str]
+    variables: Mapping[str, Any],
+    effort: str | None,
+    tokenizer: ModelTokenizer,
+    with_tools: bool,
+    ignored: list[str],
+    effort_field: str = "reasoning_effort",
 ) -> dict[str, Any]:
-    """Returns the variables that the model's chat template reads; the others are named in `ignored`."""
+    """Returns the variables that the model's chat template reads; the others are named in `ignored`.
+
+    `effort` says how much the model is to think, in the words of OpenAI's API; `variables` go before it. A template
+    that can only turn reasoning on or off turns it off for efforts that mean none.
+    """
     readable = tokenizer.template_variables(with_tools)
-    ignored += [_FIELDS.get(name, f"chat_template_kwargs.{name}") for name in sorted(variables.keys() - readable)]
-    return {name: value for name, value in variables.items() if name in readable}
+    found = {name: value for name, value in variables.items() if name in readable}
+    ignored += [f"chat_template_kwargs.{name}" for name in sorted(variables.keys() - readable)]
+    if effort is not None:
+        if said := _effort_variables(effort, readable):
+            return {**said, **found}
+        ignored.append(effort_field)
+    return found
+
+
+def _effort_variables(effort: str, readable: Set[str]) -> dict[str, Any]:
+    if "reasoning_effort" in readable:
+        return {"reasoning_effort": effort}
+    return {name: effort not in _NO_EFFORTS for name in _SWITCHES if name in readable}
 
 
 def _variables(body: ChatFields) -> dict[str, Any]:
-    variables = decoded("chat_template_kwargs", body.chat_template_kwargs, dict[str, Any], MAX_VARIABLES_BYTES) or {}
-    if body.reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", body.reasoning_effort)
-    return variables
+    return decoded("chat_template_kwargs", body.chat_template_kwargs, dict[str, Any], MAX_VARIABLES_BYTES) or {}
 
 
 def _message(place: int, message: MessageBody) -> ChatMessage:
@@ -96,6 +115,7 @@ def _message(place: int, message: MessageBody) -> ChatMessage:
         name=message.name or "",
         tool_calls=tuple(_tool_call(f"{field}.tool_calls", call) for call in message.tool_calls or ()),
         tool_call_id=message.tool_call_id or "",
+        reasoning=message.reasoning or message.reasoning_content or "",
     )
 
 

@@ -98,6 +98,10 @@ class Sampling(_Body, frozen=True, kw_only=True):
     timeout: float | None = None
     max_queue_time: float | None = None
     pinned_prefix: str | None = None
+    # The most tokens to think with: Octavo's name, vLLM's and Qwen's.
+    max_reasoning_tokens: int | None = None
+    thinking_token_budget: int | None = None
+    thinking_budget: int | None = None
     # These fields say nothing about the answer.
     user: Raw = Raw()
     metadata: Raw = Raw()
@@ -145,7 +149,10 @@ class ToolCallBody(_Body, frozen=True, kw_only=True):
 
 
 class MessageBody(_Body, frozen=True, kw_only=True):
-    """Holds one message of a chat; `refusal` is what an assistant may have said instead of content."""
+    """Holds one message of a chat; `refusal` is what an assistant may have said instead of content.
+
+    What it had thought before stands under either of two names.
+    """
 
     role: str
     content: str | Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)] | None = None
@@ -153,6 +160,8 @@ class MessageBody(_Body, frozen=True, kw_only=True):
     tool_calls: Annotated[list[ToolCallBody], Meta(max_length=MAX_TOOL_CALLS)] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
     audio: Raw = Raw()
     function_call: Raw = Raw()
 
@@ -174,6 +183,7 @@ class ChatBody(Sampling, frozen=True, kw_only=True):
     top_logprobs: int | None = None
     tool_choice: Raw = Raw()
     parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
     prediction: PredictionBody | None = None
 
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from octavo.frontend.access.access import Access
 from octavo.frontend.access.admission import Admission
+from octavo.frontend.answer_parsers.reasoning import ReasoningFormat
 from octavo.frontend.errors import (
     Aborted,
     AlreadyExists,
@@ -59,6 +60,7 @@ class Generation:
         observer: Observer,
         worker_grace_s: float,
         timeouts: Timeouts,
+        reasoning_format: ReasoningFormat | None = None,
     ) -> None:
         self.model_names = tuple(model_names)
         self.tokenizer = tokenizer
@@ -73,7 +75,7 @@ class Generation:
         self.beginnings = Turns.of_beginnings()
         self._registry = Registry(scheduler, timeouts, self._turns)
         readiness = Readiness(scheduler, self.model_name, worker_grace_s)
-        self._preparation = Preparation(self.model_name, tokenizer, defaults, text, readiness)
+        self._preparation = Preparation(self.model_name, tokenizer, defaults, text, readiness, reasoning_format)
 
     @property
     def model_name(self) -> str:
