@@ -110,7 +110,7 @@ def writes_a_file(service: Service) -> str:
             bodies = _asked(found)
         assert path.read_text() == _CONTENT
     assert (told["result"], told["num_turns"]) == ("The file is there.", 2)
-    use, result = (body["content"][-1] for body in bodies[1]["messages"] if body["role"] != "system")[-2:]
+    use, result = [body["content"][-1] for body in bodies[1]["messages"] if body["role"] != "system"][-2:]
     assert (use["type"], use["input"]["content"]) == ("tool_use", _CONTENT)
     assert (result["type"], result["tool_use_id"]) == ("tool_result", use["id"])
     # The second call begins as the first, and was computed already.
@@ -141,7 +141,7 @@ def a_tool_that_fails(service: Service) -> str:
         result = _asked(found)[1]["messages"]
     assert any(block.get("is_error") for message in result for block in message["content"] if isinstance(block, dict))
     assert told["result"] == "There is no such file."
-    return told["result"]
+    return repr(told["result"])
 
 
 def second_turn(service: Service) -> str:

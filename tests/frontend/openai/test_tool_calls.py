@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
+from octavo.frontend.answer_parsers.parts import ToolCallDelta, joined
 from octavo.frontend.api.body import Reading
-from octavo.frontend.errors import InvalidRequest, Unsupported
-from octavo.frontend.openai.tool_calls import (
+from octavo.frontend.api.tool_calls import (
     HERMES,
     LLAMA,
     MAX_TOOLS,
@@ -18,14 +18,13 @@ from octavo.frontend.openai.tool_calls import (
     Tools,
     constraint_for,
     detect_kind,
-    make_parser,
-    needs_special_tokens,
+    make_reader,
     read_tool_choice,
     read_tools,
 )
+from octavo.frontend.errors import InvalidRequest, Unsupported
 from octavo.frontend.request.chat import Tool
 from octavo.frontend.text.grammars import grammar_of, load_vocabulary
-from octavo.frontend.text.tokenizer import ModelTokenizer
 from octavo.runtime.models.grammar import compile_grammar
 
 SCHEMA = {
@@ -76,10 +75,10 @@ def test_a_forced_answer_is_calls_that_the_parser_finds(
     grammar = grammar_of(constraint, load_vocabulary(model_directory))
     assert accepts(model_directory, grammar, text) == accepted
     if accepted:
-        parser = make_parser(kind)
-        deltas = [parser.feed(text), parser.finish()]
-        assert "".join(delta.content for delta in deltas) == ""
-        assert [(call.name, call.arguments) for delta in deltas for call in delta.calls] == calls
+        reader = make_reader(kind)
+        parts = joined(reader.take("", text) + reader.finish())
+        assert [(part.name, part.arguments) for part in parts if isinstance(part, ToolCallDelta)] == calls
+        assert len(parts) == len(calls)
 
 
 @pytest.mark.parametrize("mode", [ToolChoiceMode.AUTO, ToolChoiceMode.NONE])
@@ -88,7 +87,7 @@ def test_an_answer_that_need_not_call_is_free(mode: ToolChoiceMode) -> None:
 
 
 def test_a_call_cannot_be_forced_where_no_format_is_known() -> None:
-    with pytest.raises(Unsupported, match="--tool-parser"):
+    with pytest.raises(Unsupported, match="--tool-call-parser"):
         constraint_for(TOOLS, REQUIRED, parallel=True, kind=NONE, reading=Reading())
 
 
@@ -109,15 +108,6 @@ def test_the_format_is_what_the_template_says(template: str, kind: str) -> None:
 def test_where_the_template_tells_nothing_of_tools_the_format_is_that_of_the_text_that_does() -> None:
     assert detect_kind("{{ messages[0].content }}", tells_of_tools=False) == HERMES
     assert detect_kind("", tells_of_tools=False) == NONE
-
-
-def test_special_tokens_are_needed_where_a_marker_is_one(model_directory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = ModelTokenizer(model_directory)
-    assert not needs_special_tokens(LLAMA, tokenizer)
-    monkeypatch.setattr(tokenizer, "is_special", lambda text: text == "<|python_tag|>")
-    assert needs_special_tokens(LLAMA, tokenizer)
-    assert not needs_special_tokens(HERMES, tokenizer)
-    assert not needs_special_tokens(NONE, tokenizer)
 
 
 FLAT = {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True}

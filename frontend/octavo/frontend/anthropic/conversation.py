@@ -6,7 +6,6 @@ from typing import Any, Final, Protocol
 
 import msgspec
 from msgspec import Raw
-from octavo.frontend.api.tool_calls import MAX_TOOLS, ToolChoice, ToolChoiceMode
 
 from octavo.frontend.anthropic.schemas import (
     CacheControl,
@@ -18,6 +17,8 @@ from octavo.frontend.anthropic.schemas import (
     ToolChoiceParam,
 )
 from octavo.frontend.api.body import decoded, given, unsupported_field
+from octavo.frontend.api.template_variables import SWITCHES, readable_variables
+from octavo.frontend.api.tool_calls import MAX_TOOLS, ToolChoice, ToolChoiceMode
 from octavo.frontend.errors import bad_parameter
 from octavo.frontend.request.chat import Chat, ChatMessage, Tool, ToolCall
 from octavo.frontend.text.tokenizer import ModelTokenizer
@@ -39,8 +40,6 @@ _IDLE_OF_TOOLS: Final[dict[str, tuple[object, ...]]] = {
     "allowed_callers": (["direct"], None),
     "input_examples": ([], None),
 }
-# The words in which templates ask whether the model is to think.
-_SWITCHES: Final = ("enable_thinking", "thinking")
 
 
 class ConversationFields(Protocol):
@@ -265,13 +264,9 @@ def _variables(
     body: ConversationFields, tokenizer: ModelTokenizer, with_tools: bool, ignored: list[str]
 ) -> dict[str, Any]:
     """Returns the variables of the template that say whether and how much the model is to think."""
-    readable = tokenizer.template_variables(with_tools)
-    found: dict[str, Any] = {}
-    if body.output_config and (effort := body.output_config.effort) is not None:
-        if "reasoning_effort" in readable:
-            found["reasoning_effort"] = effort
-        else:
-            ignored.append("output_config.effort")
+    effort = body.output_config.effort if body.output_config else None
+    found = readable_variables({}, effort, tokenizer, with_tools, ignored, "output_config.effort")
     if body.thinking:
-        found |= dict.fromkeys(readable & {*_SWITCHES}, body.thinking.type != "disabled")
+        switches = tokenizer.template_variables(with_tools) & {*SWITCHES}
+        found |= dict.fromkeys(switches, body.thinking.type != "disabled")
     return found

@@ -3,13 +3,6 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
-from octavo.frontend.api.tool_calls import (
-    NONE,
-    ToolChoiceMode,
-    constraint_for,
-    make_reader,
-    needs_special_tokens,
-)
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -26,6 +19,13 @@ from octavo.frontend.anthropic.schemas import (
 from octavo.frontend.api.body import Reading, given, read_call, unknown_fields_header, unsupported_field
 from octavo.frontend.api.endpoint import Api, caller_of, fresh_id, generations, origin_of
 from octavo.frontend.api.sampling import constraint_of, sampling_of, schema_constraint, seconds
+from octavo.frontend.api.tool_calls import (
+    NONE,
+    ToolChoiceMode,
+    constraint_for,
+    make_reader,
+    markers_of,
+)
 from octavo.frontend.errors import bad_parameter
 from octavo.frontend.http.connection import while_connected
 from octavo.frontend.http.streaming import EventStream
@@ -130,24 +130,32 @@ def _of_config(config: OutputConfig | None, reading: Reading) -> Constraint | No
 def _asked(
     api: Api, body: MessagesBody, tools: _Tools, call: str, request: Request, reading: Reading
 ) -> GenerationRequest:
-    _check_thinking(body.thinking)
     sampling: dict[str, Any] = sampling_of(body, reading) | {
         "constraint": tools.constraint,
         "stop_strings": tuple(body.stop_sequences or ()),
+        **_thinking(api, body.thinking, reading.ignored),
     }
-    if tools.functions and needs_special_tokens(api.tool_format, api.generation.tokenizer):
-        sampling["skip_special_tokens"] = False
-    if body.thinking and body.thinking.type == "disabled":
-        sampling["max_reasoning_tokens"] = 0
-    elif body.thinking and body.thinking.budget_tokens is not None:
-        sampling["max_reasoning_tokens"] = body.thinking.budget_tokens
     return GenerationRequest(
         prompt=chat_of(body, tools.functions, api.generation.tokenizer, reading.ignored),
         request_id=call,
         max_new_tokens=body.max_tokens,
+        kept_special_tokens=markers_of(api.tool_format) if tools.functions else (),
         **sampling,
         **origin_of(request),
     )
+
+
+def _thinking(api: Api, thinking: ThinkingParam | None, ignored: list[str]) -> dict[str, Any]:
+    """Returns how much the model may think, as arguments of `GenerationRequest`. A model that thinks nothing answers
+    without: clients ask for it whatever the model. Raises `InvalidRequest`."""
+    _check_thinking(thinking)
+    if thinking is None:
+        return {}
+    if not api.generation.reasons:
+        ignored += ["thinking"] * (thinking.type != "disabled")
+        return {}
+    budget = 0 if thinking.type == "disabled" else thinking.budget_tokens
+    return {} if budget is None else {"max_reasoning_tokens": budget}
 
 
 def _check_thinking(thinking: ThinkingParam | None) -> None:

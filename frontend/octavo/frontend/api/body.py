@@ -28,7 +28,6 @@ HINTS: Final[Neutral] = {
     "moderation": (),
     "truncation": (b'"disabled"',),
     "include": (b"[]", b'["reasoning.encrypted_content"]'),
-    "include_reasoning": (b"true",),
     "web_search_options": (),
     "max_tool_calls": (),
     "context_management": (b"[]",),
@@ -132,7 +131,8 @@ def _names_inside(raw: bytes) -> set[str]:
 
 # The names known inside of fields that hold objects, or lists of objects.
 _INNER: Final[dict[str, set[str]]] = {
-    "messages": {"role", "content", "name", "tool_calls", "tool_call_id", "refusal", "audio", "function_call"},
+    "messages": {"role", "content", "name", "tool_calls", "tool_call_id", "refusal", "audio", "function_call"}
+    | {"reasoning", "reasoning_content"},
     "stream_options": {"include_usage", "continuous_usage_stats", "include_obfuscation"},
     "prediction": {"type", "content"},
 }

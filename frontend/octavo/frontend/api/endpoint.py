@@ -16,12 +16,12 @@ from starlette.routing import Route
 
 from octavo.frontend.access.access import Access, tenant_from_headers
 from octavo.frontend.api.body import Reading
+from octavo.frontend.api.tool_calls import detect_kind
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.errors import Reason, ServiceError, Unauthenticated, internal_error, log_failure
 from octavo.frontend.http.connection import ClientGone
 from octavo.frontend.http.envelope import unix_time
 from octavo.frontend.http.errors import error_response, name_field
-from octavo.frontend.openai.tool_calls import detect_kind
 from octavo.frontend.request.events import Event
 from octavo.frontend.request.request import ANYBODY, Caller, GenerationRequest
 from octavo.frontend.stream.generation import Generation
@@ -55,7 +55,7 @@ class Api:
 
     @functools.cached_property
     def tool_format(self) -> str:
-        parser = self.config.tool_parser
+        parser = self.config.tool_call_parser
         tokenizer = self.generation.tokenizer
         if parser != "auto":
             return parser

@@ -94,6 +94,10 @@ class Sampling(BodyStruct, frozen=True, kw_only=True):
     timeout: float | None = None
     max_queue_time: float | None = None
     pinned_prefix: str | None = None
+    # The most tokens to think with: Octavo's name, vLLM's and Qwen's.
+    max_reasoning_tokens: int | None = None
+    thinking_token_budget: int | None = None
+    thinking_budget: int | None = None
     # These fields say nothing about the answer.
     user: Raw = Raw()
     metadata: Raw = Raw()

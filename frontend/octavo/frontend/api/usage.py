@@ -14,6 +14,7 @@ class UsageSum:
     cached_tokens: int = 0
     accepted_predictions: int = 0
     rejected_predictions: int = 0
+    reasoning_tokens: int = 0
     _so_far: dict[int, int] = field(default_factory=dict)
 
     def note(self, place: int, event: Event) -> None:
@@ -29,3 +30,4 @@ class UsageSum:
                 self.cached_tokens += event.cached_prompt_tokens
                 self.accepted_predictions += event.accepted_predictions
                 self.rejected_predictions += event.rejected_predictions
+                self.reasoning_tokens += event.reasoning_tokens

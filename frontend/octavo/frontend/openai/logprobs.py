@@ -137,6 +137,7 @@ def usage_object(usage: UsageSum) -> dict[str, Any]:
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         "completion_tokens_details": {
+            "reasoning_tokens": usage.reasoning_tokens,
             "accepted_prediction_tokens": usage.accepted_predictions,
             "rejected_prediction_tokens": usage.rejected_predictions,
         },

@@ -55,7 +55,10 @@ class ToolCallBody(BodyStruct, frozen=True, kw_only=True):
 
 
 class MessageBody(BodyStruct, frozen=True, kw_only=True):
-    """Holds one message of a chat; `refusal` is what an assistant may have said instead of content."""
+    """Holds one message of a chat; `refusal` is what an assistant may have said instead of content.
+
+    What it had thought before stands under either of two names.
+    """
 
     role: str
     content: str | Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)] | None = None
@@ -63,6 +66,8 @@ class MessageBody(BodyStruct, frozen=True, kw_only=True):
     tool_calls: Annotated[list[ToolCallBody], Meta(max_length=MAX_TOOL_CALLS)] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
     audio: Raw = Raw()
     function_call: Raw = Raw()
 
@@ -84,6 +89,7 @@ class ChatBody(Sampling, frozen=True, kw_only=True):
     top_logprobs: int | None = None
     tool_choice: Raw = Raw()
     parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
     prediction: PredictionBody | None = None
 
 

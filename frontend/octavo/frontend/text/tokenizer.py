@@ -5,7 +5,7 @@ The tokenizer objects are never changed after loading, so any number of threads 
 
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,9 @@ class ModelTokenizer:
         """
         self.files = read_tokenizer_files(source) if isinstance(source, Path) else source
         self._tokenizer = _plain_copy(self.files.tokenizer)
-        added = self._tokenizer.get_added_tokens_decoder().values()
-        self._control_tokens = ControlTokens(token.content for token in added if token.special)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._added_ids = {token.content: token_id for token_id, token in added.items()}
+        self._control_tokens = ControlTokens(token.content for token in added.values() if token.special)
         self._vocabulary = Vocabulary(self._tokenizer)
         self._template = ChatTemplate(self.files, self._control_tokens)
 
@@ -91,9 +92,16 @@ class ModelTokenizer:
         """Returns the bytes that the token stands for within a text; an id outside the vocabulary has none."""
         return self._vocabulary.pieces[token_id]
 
-    def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer[Any]:
-        """Returns a detokenizer; the pieces of a stream, joined, are what `decode` gives for all of its ids."""
-        return self._vocabulary.detokenizer(skip_special_tokens=skip_special_tokens)
+    def added_token_id(self, text: str) -> int | None:
+        """Returns the id of a token that was added to the vocabulary, None where `text` is none."""
+        return self._added_ids.get(text)
+
+    def detokenizer(self, *, skip_special_tokens: bool, kept: Iterable[str] = ()) -> Detokenizer[Any]:
+        """Returns a detokenizer; the pieces of a stream, joined, are what `decode` gives for all of its ids.
+
+        Special tokens that are `kept` are not skipped.
+        """
+        return self._vocabulary.detokenizer(skip_special_tokens=skip_special_tokens, kept=kept)
 
     def _encoded(self, text: str, is_control: bool) -> list[int]:
         tokenizer = self._tokenizer if is_control else self._literal_tokenizer

@@ -7,13 +7,14 @@ character is looked at once, and the result does not depend on how the text is c
 """
 
 import re
-import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar, Final
 
 import msgspec
+
+from octavo.frontend.answer_parsers.parts import AnswerPart, ContentText, ToolCallDelta, fresh_call_id
 
 _STRUCTURE: Final = re.compile(r'[{}\[\]"]')
 _IN_STRING: Final = re.compile(r'["\\]')
@@ -27,28 +28,6 @@ _MAX_HEAD: Final = 1024
 _State = Callable[[bool], bool]
 
 
-@dataclass(frozen=True)
-class ToolCallDelta:
-    """Holds a call, or a further part of one, which has no id and no name.
-
-    The parts of `arguments`, joined, are the text of a JSON object, unless the answer was cut off inside of it. `index`
-    counts the calls of an answer from 0.
-    """
-
-    index: int
-    id: str
-    name: str
-    arguments: str
-
-
-@dataclass(frozen=True)
-class ParsedDelta:
-    """Holds content and calls that have become certain."""
-
-    content: str = ""
-    calls: tuple[ToolCallDelta, ...] = ()
-
-
 class _Call(msgspec.Struct):
     """Decodes a call as models write it, the arguments under either name."""
 
@@ -59,23 +38,6 @@ class _Call(msgspec.Struct):
     def arguments_json(self) -> str:
         own = bytes(self.arguments)
         return (bytes(self.parameters) if own == b"{}" else own).decode()
-
-
-class PlainParser:
-    """Finds no calls: all text is content."""
-
-    any_calls = False
-
-    def __init__(self, *, is_forced: bool = False) -> None:
-        pass
-
-    def feed(self, text: str) -> ParsedDelta:
-        """Returns the text as content."""
-        return ParsedDelta(text)
-
-    def finish(self) -> ParsedDelta:
-        """Returns nothing, for no text was held back."""
-        return ParsedDelta()
 
 
 class _Parser(ABC):
@@ -101,25 +63,24 @@ class _Parser(ABC):
         # Whether the answer is forced to be calls: what is cut off before it is known as one is no text either.
         self._is_forced = is_forced
         self._state = self._first()
-        self._content: list[str] = []
-        self._calls: list[ToolCallDelta] = []
+        self._parts: list[AnswerPart] = []
 
-    def feed(self, text: str) -> ParsedDelta:
+    def feed(self, text: str) -> list[AnswerPart]:
         """Returns what has become certain with the next part of the text."""
         self._held += text
         return self._advance(final=False)
 
-    def finish(self) -> ParsedDelta:
+    def finish(self) -> list[AnswerPart]:
         """Returns the rest, once no text follows."""
         return self._advance(final=True)
 
-    def _advance(self, *, final: bool) -> ParsedDelta:
-        self._content, self._calls = [], []
+    def _advance(self, *, final: bool) -> list[AnswerPart]:
+        self._parts = []
         while self._state(final):
             pass
         if final and self._is_forced:
-            self._content = []
-        return ParsedDelta("".join(self._content), tuple(self._calls))
+            return [part for part in self._parts if isinstance(part, ToolCallDelta)]
+        return self._parts
 
     def _first(self) -> _State:
         return self._search
@@ -179,7 +140,7 @@ class _Parser(ABC):
         return True
 
     def _begin_call(self, name: str, arguments: str = "") -> None:
-        self._calls.append(ToolCallDelta(self._num_calls, f"call_{secrets.token_hex(12)}", name, arguments))
+        self._parts.append(ToolCallDelta(self._num_calls, fresh_call_id(), name, arguments))
         self._num_calls += 1
         self.any_calls = self._behind_call = True
 
@@ -188,11 +149,11 @@ class _Parser(ABC):
         arguments, rest = self._held[: self._at], self._held[self._at :]
         self._held, self._at = rest, max(0, self._at - len(self._held))
         if arguments:
-            last = self._calls[-1] if self._calls else None
-            if last and last.index == self._num_calls - 1:
-                self._calls[-1] = replace(last, arguments=last.arguments + arguments)
+            last = self._parts[-1] if self._parts else None
+            if isinstance(last, ToolCallDelta) and last.index == self._num_calls - 1:
+                self._parts[-1] = replace(last, arguments=last.arguments + arguments)
             else:
-                self._calls.append(ToolCallDelta(self._num_calls - 1, "", "", arguments))
+                self._parts.append(ToolCallDelta(self._num_calls - 1, "", "", arguments))
         if ended:
             # Within the object of the call.
             self._depth, self._state = 1, self._close_object
@@ -252,7 +213,7 @@ class _Parser(ABC):
         text, self._held = self._held[:length], self._held[length:]
         if text and not (self._behind_call and text.isspace()):
             self._behind_call = False
-            self._content.append(text)
+            self._parts.append(ContentText(text))
 
 
 class HermesParser(_Parser):

@@ -8,18 +8,18 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
+from octavo.frontend.answer_parsers.json_calls import HermesParser, LlamaParser
+from octavo.frontend.answer_parsers.parts import AnswerReader, PlainParser
 from octavo.frontend.api.body import Reading
 from octavo.frontend.api.sampling import unenforced_in
 from octavo.frontend.errors import Reason, Unsupported, bad_parameter
-from octavo.frontend.openai.tool_parsers import HermesParser, LlamaParser, ParsedDelta, PlainParser
 from octavo.frontend.request.chat import Tool
 from octavo.frontend.request.request import Constraint, ConstraintKind
 from octavo.frontend.text.grammars import embedded
-from octavo.frontend.text.tokenizer import ModelTokenizer
 
 MAX_TOOLS = 128
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -138,23 +138,6 @@ _ANSWERS: Final = (ConstraintKind.JSON_OBJECT, ConstraintKind.JSON_SCHEMA)
 _MAX_CALLS = 128
 
 
-class ToolCallParser(Protocol):
-    """Finds calls in an answer's text while the text arrives. The result does not depend on how the text is cut.
-
-    `any_calls` tells whether a call was found so far; then the answer's finish_reason `stop` becomes `tool_calls`.
-    """
-
-    any_calls: bool
-
-    def feed(self, text: str) -> ParsedDelta:
-        """Returns what has become certain with the next part of the text."""
-        ...
-
-    def finish(self) -> ParsedDelta:
-        """Returns the rest, once no text follows. Text that has turned out to be no call is content."""
-        ...
-
-
 @dataclass(frozen=True)
 class _Format:
     """Describes how a model writes calls.
@@ -176,17 +159,18 @@ _FORMATS: Final = {
 }
 
 
-def make_parser(kind: str, *, is_forced: bool = False) -> ToolCallParser:
-    """Returns a parser for one sequence of an answer. With `is_forced` a constraint makes the answer consist of calls.
+def make_reader(kind: str, *, is_forced: bool = False, one_call: bool = False) -> AnswerReader:
+    """Returns a reader of one sequence of an answer. With `is_forced` a constraint makes the answer consist of calls.
 
-    `kind` is one of the words of `TOOL_PARSER` but `auto`; the parser of `none` finds no calls.
+    `kind` is one of the words of `TOOL_CALL_PARSER` but `auto`; the reader of `none` finds no calls.
     """
-    return _FORMATS[kind].parser(is_forced=is_forced) if kind in _FORMATS else PlainParser()
+    parser = _FORMATS[kind].parser(is_forced=is_forced) if kind in _FORMATS else PlainParser()
+    return AnswerReader(parser, one_call=one_call)
 
 
 def detect_kind(template: str, *, tells_of_tools: bool = True) -> str:
     """Returns the format in which a chat template makes its model write calls: one of the words of
-    `octavo.runtime.options.common.TOOL_PARSER` but `auto`.
+    `octavo.runtime.options.common.TOOL_CALL_PARSER` but `auto`.
 
     `tells_of_tools` is false for a template that shows the model no tools; `tools_in_text` then writes them into the
     prompt.
@@ -200,9 +184,9 @@ def detect_kind(template: str, *, tells_of_tools: bool = True) -> str:
     return NONE
 
 
-def needs_special_tokens(kind: str, tokenizer: ModelTokenizer) -> bool:
-    """Tells whether a request with tools must keep special tokens in its text, because one of them opens a call."""
-    return kind in _FORMATS and tokenizer.is_special(_FORMATS[kind].marker)
+def markers_of(kind: str) -> tuple[str, ...]:
+    """Returns the texts that may be special tokens, without which calls of a format could not be found."""
+    return (_FORMATS[kind].marker,) if kind in _FORMATS else ()
 
 
 def constraint_for(
@@ -230,7 +214,7 @@ def constraint_for(
         raise Unsupported(
             Reason.UNSUPPORTED_FIELD,
             "tool_choice forces a call, but this model has no known format of calls; leave it out, or start the server"
-            " with --tool-parser",
+            " with --tool-call-parser",
             field="tool_choice",
         )
     forced = [tool for tool in tools if choice.mode is ToolChoiceMode.REQUIRED or tool.name == choice.name]
