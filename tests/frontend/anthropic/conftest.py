@@ -21,7 +21,7 @@ def config(config: FrontendConfig) -> FrontendConfig:
 
 
 @pytest.fixture
-async def http(frontend: FrontendServer) -> AsyncIterator[httpx.AsyncClient]:
+async def http(scheduler: FakeScheduler, frontend: FrontendServer) -> AsyncIterator[httpx.AsyncClient]:
     url = f"http://127.0.0.1:{frontend.http_port}"
     headers = {"anthropic-version": "2023-06-01", "x-api-key": "none"}
     async with httpx.AsyncClient(base_url=url, headers=headers, trust_env=False, timeout=60) as http:

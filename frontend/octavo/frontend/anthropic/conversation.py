@@ -69,9 +69,10 @@ def chat_of(body: ConversationFields, tools: tuple[Tool, ...], tokenizer: ModelT
     is no text.
     """
     _check_lifetimes(body, ignored)
-    messages = _combined([*_system(body.system, ignored), *_read(body.messages)])
-    if not body.messages:
-        raise bad_parameter("messages", "empty", "there must be at least one")
+    said = [*_read(body.messages)]
+    if not said:
+        raise bad_parameter("messages", "empty", "there must be something in them")
+    messages = _combined([*_system(body.system, ignored), *said])
     last = messages[-1]
     continues = last.role == "assistant"
     if last.tool_calls:
