@@ -32,8 +32,10 @@ def client_of(service: Service, **options: Any) -> Any:
     return anthropic.Anthropic(**{**settings, **options})
 
 
-def asked(service: Service, **fields: Any) -> Any:
-    return {"model": service.model, "max_tokens": 16, "messages": _QUESTION, "temperature": 0, **fields}
+def asked(service: Service, extra: Any = None, **fields: Any) -> Any:
+    """The fields of a call. What `extra` holds the client has no names for, among them those of sampling."""
+    more = {"temperature": 0, **(extra or {})}
+    return {"model": service.model, "max_tokens": 16, "messages": _QUESTION, "extra_body": more, **fields}
 
 
 def models(service: Service) -> str:
@@ -181,8 +183,8 @@ def errors(service: Service) -> str:
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
     refused(anthropic.AuthenticationError, stranger, asked(service))
     refused(anthropic.NotFoundError, client, asked(service, model="no-such-model"))
-    refused(anthropic.BadRequestError, client, asked(service, temperature=-1))
-    refused(anthropic.BadRequestError, client, asked(service, temperature=-1, stream=True))
+    refused(anthropic.BadRequestError, client, asked(service, {"temperature": -1}))
+    refused(anthropic.BadRequestError, client, asked(service, {"temperature": -1}, stream=True))
     refused(anthropic.BadRequestError, client, asked(service, messages=[{"role": "user", "content": [image]}]))
     refused(anthropic.BadRequestError, client, asked(service, max_tokens=0))
     return "6 mistakes"

@@ -212,11 +212,15 @@ async def test_fields_and_betas_that_are_not_honoured_are_named(http: httpx.Asyn
     assert answer.headers["request-id"] == "mine"
 
 
-async def test_another_version_of_the_api_is_refused(http: httpx.AsyncClient, post: Any) -> None:
-    http.headers["anthropic-version"] = "2023-01-01"
-    answer = await post()
-    assert answer.status_code == 400
-    assert "2023-06-01" in answer.json()["error"]["message"]
+async def test_an_older_version_of_the_api_is_refused_and_a_newer_one_named(http: httpx.AsyncClient, post: Any) -> None:
+    for version in ("2023-01-01", "new"):
+        http.headers["anthropic-version"] = version
+        answer = await post()
+        assert answer.status_code == 400
+        assert "2023-06-01" in answer.json()["error"]["message"]
+    for version, named in (("2026-10-21", None), ("2099-01-01", "anthropic-version")):
+        http.headers["anthropic-version"] = version
+        assert (await post()).headers.get("x-octavo-unknown-fields") == named
 
 
 async def test_models_come_in_anthropics_form(http: httpx.AsyncClient) -> None:

@@ -1,5 +1,6 @@
 """Serves POST /v1/messages, and /v1/messages/count_tokens."""
 
+import re
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -32,14 +33,21 @@ from octavo.frontend.http.streaming import EventStream
 from octavo.frontend.request.chat import Tool
 from octavo.frontend.request.request import Constraint, GenerationRequest
 
-VERSION: Final = "2023-06-01"
-# Betas that ask for what happens here anyway.
+# Versions of the API whose forms are those of this folder, the oldest first: they differ in what models take.
+_VERSIONS: Final = ("2023-06-01", "2026-10-21")
+_DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
+# Betas that ask for what happens here anyway, or for what a field of the body asks for as well.
 _BETAS: Final = frozenset(
     {
+        "claude-code-20250219",
+        "effort-2025-11-24",
         "fine-grained-tool-streaming-2025-05-14",
         "interleaved-thinking-2025-05-14",
+        "mid-conversation-system-2026-04-07",
         "prompt-caching-2024-07-31",
+        "prompt-caching-scope-2026-01-05",
         "structured-outputs-2025-11-13",
+        "thinking-token-count-2026-05-13",
         "token-counting-2024-11-01",
         "tools-2024-04-04",
     }
@@ -49,7 +57,7 @@ _THINKING: Final = ("enabled", "adaptive", "between_tools", "disabled")
 
 async def messages(api: Api, request: Request) -> Response:
     """Answers one call."""
-    unknown = _betas(request)
+    unknown = _not_honoured(request)
     body, found = await read_call(request, MessagesBody, MESSAGES_UNSUPPORTED, api.generation.beginnings)
     unknown += found
     tools = _tools(api, body, api.reading(unknown))
@@ -71,7 +79,7 @@ async def messages(api: Api, request: Request) -> Response:
 
 async def count_tokens(api: Api, request: Request) -> Response:
     """Answers with the number of tokens of a prompt."""
-    unknown = _betas(request)
+    unknown = _not_honoured(request)
     body, found = await read_call(request, CountTokensBody, COUNT_UNSUPPORTED, api.generation.beginnings)
     unknown += found
     api.generation.check_model(body.model or "")
@@ -172,11 +180,12 @@ def _shows_thinking(thinking: ThinkingParam | None) -> bool:
     return thinking is None or thinking.display != "omitted"
 
 
-def _betas(request: Request) -> list[str]:
-    """Returns the names of betas that are not honoured. Raises `InvalidRequest` for a version of the API that is
-    not served."""
-    version = request.headers.get("anthropic-version", VERSION)
-    if version != VERSION:
-        raise bad_parameter("anthropic-version", repr(version[:64]), f"{VERSION} is the version that is served here")
+def _not_honoured(request: Request) -> list[str]:
+    """Returns the names of betas that are not honoured, and of a version of the API that is newer than what is known
+    here. Raises `InvalidRequest` for an older one."""
+    version = request.headers.get("anthropic-version", _VERSIONS[0])
+    if not _DATE.fullmatch(version) or version < _VERSIONS[0]:
+        raise bad_parameter("anthropic-version", repr(version[:64]), f"it must be one of {', '.join(_VERSIONS)}")
     named = ",".join(request.headers.getlist("anthropic-beta")).split(",")
-    return [f"anthropic-beta.{beta}" for name in named if (beta := name.strip()) and beta not in _BETAS]
+    betas = [f"anthropic-beta.{beta}" for name in named if (beta := name.strip()) and beta not in _BETAS]
+    return betas if version in _VERSIONS else ["anthropic-version", *betas]
