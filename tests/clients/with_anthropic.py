@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, Literal
 
 import anthropic  # type: ignore[import-not-found]
 
@@ -133,7 +133,7 @@ def tool_runner(service: Service) -> str:
     called = []
 
     @anthropic.beta_tool  # type: ignore[untyped-decorator]
-    def weather(city: str) -> str:
+    def weather(city: Literal["Paris", "Rome"]) -> str:
         """Tells the weather of a city."""
         called.append(city)
         return "sunny"

@@ -16,13 +16,13 @@ from typing import Any, BinaryIO
 
 from octavo.runtime.models.directory import BUNDLED_MODEL, resolve_model
 
-from .checks import Service
+from ..checks import Service
+from ..service import TcpStack
 from .scripted_worker import SCRIPT
-from .service import TcpStack
 
 NAME = "scripted"
 _CONTEXT = 131_072
-_TESTS = Path(__file__).parents[1]
+_TESTS = Path(__file__).parents[2]
 
 
 @dataclass
@@ -33,7 +33,7 @@ class ScriptedStack(TcpStack):
         if not name.startswith("worker"):
             return super().launch(name, arguments, environment, log)
         # The program brings the command along.
-        command = [sys.executable, "-m", "clients.scripted_worker", *arguments[1:]]
+        command = [sys.executable, "-m", "clients.agents.scripted_worker", *arguments[1:]]
         paths = os.pathsep.join([str(_TESTS), *filter(None, sys.path)])
         return subprocess.Popen(command, env={**environment, "PYTHONPATH": paths}, stdout=log, stderr=log)
 

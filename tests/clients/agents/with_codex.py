@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .checks import Service, main, one_line
+from ..checks import Service, main, one_line
 from .relay import Relay, relay
 from .scripted import RESULT, call, rule, scripted_service
 
