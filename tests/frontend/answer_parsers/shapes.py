@@ -67,7 +67,9 @@ SHAPES: Final = [
         '{"name": "now", "parameters": {}}',
         [PARIS, NOW],
     ),
-    Shape("llama3_json", f'<|python_start|>{{"name": "get_weather", "parameters": {_PARIS_JSON}}}<|python_end|>', [PARIS]),
+    Shape(
+        "llama3_json", f'<|python_start|>{{"name": "get_weather", "parameters": {_PARIS_JSON}}}<|python_end|>', [PARIS]
+    ),
     Shape(
         "granite",
         f'<|tool_call|>[{{"name": "get_weather", "arguments": {_FULL_JSON}}}, {{"name": "now", "arguments": {{}}}}]',
@@ -146,7 +148,7 @@ SHAPES: Final = [
     ),
     Shape(
         "glm45",
-        "Let me see.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>São \"P\\\" {x}]</arg_value>\n"
+        'Let me see.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>São "P\\" {x}]</arg_value>\n'
         "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n<arg_key>units</arg_key>\n<arg_value>C</arg_value>\n"
         "<arg_key>hourly</arg_key>\n<arg_value>true</arg_value>\n<arg_key>places</arg_key>\n"
         '<arg_value>["a, b", "c"]</arg_value>\n</tool_call>\n<tool_call>now\n</tool_call>',
@@ -155,7 +157,7 @@ SHAPES: Final = [
     ),
     Shape(
         "qwen3_coder",
-        "<tool_call>\n<function=get_weather>\n<parameter=city>\nSão \"P\\\" {x}]\n</parameter>\n<parameter=days>\n3\n"
+        '<tool_call>\n<function=get_weather>\n<parameter=city>\nSão "P\\" {x}]\n</parameter>\n<parameter=days>\n3\n'
         "</parameter>\n<parameter=units>\nC\n</parameter>\n<parameter=hourly>\nTrue\n</parameter>\n<parameter=places>\n"
         "['a, b', 'c']\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
         [FULL, NOW],
@@ -181,7 +183,7 @@ SHAPES: Final = [
     Shape("pythonic", '[now(), get_weather( city = "Paris" )]', [NOW, PARIS]),
     Shape(
         "functiongemma",
-        "<start_function_call>call:get_weather{city:<escape>São \"P\\\" {x}]<escape>,days:3,hourly:true,"
+        '<start_function_call>call:get_weather{city:<escape>São "P\\" {x}]<escape>,days:3,hourly:true,'
         "places:[<escape>a, b<escape>,<escape>c<escape>],units:<escape>C<escape>}<end_function_call>"
         "<start_function_call>call:now{}<end_function_call>",
         [FULL, NOW],

@@ -140,11 +140,12 @@ _KIMI: Final = _headed(
     ),
     JsonSyntax(
         "<|tool_call_begin|>functions.",
-        ":0<|tool_call_argument_begin|>",
+        "<|tool_call_argument_begin|>",
         "<|tool_call_end|>",
         "",
         "<|tool_calls_section_begin|>",
         "<|tool_calls_section_end|>",
+        numbering=":",
     ),
     ("<|tool_call_argument_begin|>",),
 )
@@ -172,7 +173,7 @@ _GLM: Final = _tagged(
         ("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>", "\n"),
         "</tool_call>",
         "\n",
-        ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "</tool_call>"),
+        markers=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "</tool_call>"),
     ),
 )
 
@@ -193,7 +194,6 @@ def _functions(opening: str, closing: str) -> CallFormat:
             ("<parameter=", ">\n", "\n</parameter>", "\n"),
             f"</function>\n{closing}",
             "\n",
-            (),
         ),
     )
 
@@ -212,11 +212,12 @@ def _invokes(opening: str, closing: str, prefix: str = "") -> CallFormat:
             (closing,),
         ),
         TaggedSyntax(
-            (f'{opening}\n{invoke}"', '">\n'),
+            (f'{invoke}"', '">\n'),
             (parameter + '"', '">', f"</{prefix}parameter>", "\n"),
-            f"</{prefix}invoke>\n{closing}",
-            "\n",
-            (),
+            f"</{prefix}invoke>\n",
+            "",
+            f"{opening}\n",
+            closing,
             tells_text=bool(prefix),
         ),
     )

@@ -75,7 +75,7 @@ class CallSyntax(ABC):
 @dataclass(frozen=True)
 class JsonSyntax(CallSyntax):
     """Describes calls whose arguments are a JSON object: the texts `before` the name, `between` the name and the
-    arguments, and `behind` these."""
+    arguments, and `behind` these. Where there is a `numbering`, it and a number follow the name."""
 
     before: str
     between: str
@@ -83,13 +83,16 @@ class JsonSyntax(CallSyntax):
     separator: str | None
     first: str = ""
     last: str = ""
+    numbering: str = ""
 
     @property
     def around(self) -> tuple[str, str | None, str]:
         return self.first, self.separator, self.last
 
     def rules(self, rule: str, tool: Tool, writer: GrammarWriter) -> Iterator[str]:
-        head = writer.literal(self.before + tool.name + self.between)
+        head = writer.literal(self.before + tool.name + (self.numbering or self.between))
+        if self.numbering:
+            head = f"{head} /[0-9]{{1,3}}/ {writer.literal(self.between)}"
         yield f"{rule}: {head} {rule}_arguments {writer.literal(self.behind)}"
         # A root of its own, so that its references stay inside of it.
         yield f"{rule}_arguments: %json {writer.embed(tool, schema_of(tool))}"
@@ -108,12 +111,14 @@ class TaggedSyntax(CallSyntax):
     argument: tuple[str, str, str, str]
     end: str
     separator: str
-    markers: tuple[str, ...]
+    first: str = ""
+    last: str = ""
+    markers: tuple[str, ...] = ()
     tells_text: bool = False
 
     @property
     def around(self) -> tuple[str, str | None, str]:
-        return "", self.separator, ""
+        return self.first, self.separator, self.last
 
     def rules(self, rule: str, tool: Tool, writer: GrammarWriter) -> Iterator[str]:
         before, behind = self.head
@@ -151,9 +156,10 @@ class _ListedSyntax(CallSyntax):
     def value(self, rule: str, tool: Tool, argument: "Argument", writer: GrammarWriter) -> Iterator[str]:
         """Yields the rules of an argument with its key, of which the first has the name `rule`."""
 
-    def list_rules(self, rule: str, tool: Tool, writer: GrammarWriter, comma: str) -> Iterator[str]:
+    def list_rules(
+        self, rule: str, tool: Tool, arguments: Sequence["Argument"], writer: GrammarWriter, comma: str
+    ) -> Iterator[str]:
         """Yields the rules of `rule`_list: all arguments, in order, of which optional ones may be left out."""
-        arguments = list(arguments_of(tool))
         names = [f"{rule}_{number}" for number in range(len(arguments))]
         # One rule for each argument that may be the first.
         firsts = list[str]()
@@ -182,7 +188,7 @@ class PythonicSyntax(_ListedSyntax):
 
     def rules(self, rule: str, tool: Tool, writer: GrammarWriter) -> Iterator[str]:
         yield f'{rule}: {quoted(tool.name + "(")} {rule}_list ")"'
-        yield from self.list_rules(rule, tool, writer, ", ")
+        yield from self.list_rules(rule, tool, list(arguments_of(tool)), writer, ", ")
 
     def value(self, rule: str, tool: Tool, argument: "Argument", writer: GrammarWriter) -> Iterator[str]:
         key = quoted(argument.key + "=")
@@ -208,7 +214,9 @@ class GemmaSyntax(_ListedSyntax):
     def rules(self, rule: str, tool: Tool, writer: GrammarWriter) -> Iterator[str]:
         head = writer.literal(f"{self.open}call:{tool.name}{{")
         yield f"{rule}: {head} {rule}_list {writer.literal('}' + self.close)}"
-        yield from self.list_rules(rule, tool, writer, ",")
+        # The templates of these models sort them.
+        arguments = sorted(arguments_of(tool), key=lambda argument: argument.key)
+        yield from self.list_rules(rule, tool, arguments, writer, ",")
 
     def value(self, rule: str, tool: Tool, argument: "Argument", writer: GrammarWriter) -> Iterator[str]:
         key, quote = quoted(argument.key + ":"), writer.literal(self.quote)

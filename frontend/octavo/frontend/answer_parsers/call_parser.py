@@ -34,6 +34,7 @@ class CallParser(ABC):
         self._opens = opens
         self._closes = closes
         self._num_calls = 0
+        self._ids = set[str]()
         self._held = ""
         # How far `_held` was looked at.
         self._at = 0
@@ -116,7 +117,10 @@ class CallParser(ABC):
             self._parts.append(ContentText(text))
 
     def _begin_call(self, name: str, arguments: str = "", call_id: str = "") -> None:
-        self._parts.append(ToolCallDelta(self._num_calls, call_id or self._fresh_id(), name, arguments))
+        if not call_id or call_id in self._ids:
+            call_id = self._fresh_id()
+        self._ids.add(call_id)
+        self._parts.append(ToolCallDelta(self._num_calls, call_id, name, arguments))
         self._num_calls += 1
         self.any_calls = self._behind_call = True
 
