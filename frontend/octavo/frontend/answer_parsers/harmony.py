@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from octavo.frontend.answer_parsers.reasoning import ReasoningFormat, ReasoningParser, Split
+from octavo.frontend.answer_parsers.lark import TokenIds, any_token_but, at_most
+from octavo.frontend.answer_parsers.reasoning import ReasoningFormat, ReasoningLimits, ReasoningParser, Split
 from octavo.frontend.answer_parsers.scanning import overlap
 
 START: Final = "<|start|>"
@@ -22,6 +23,8 @@ CONSTRAIN: Final = "<|constrain|>"
 MARKERS: Final = (START, CHANNEL, MESSAGE, END, CALL, RETURN, CONSTRAIN)
 # How the header of a call reads once the parser has read it.
 CALL_HEADER: Final = f"{CHANNEL}commentary to="
+# The header of an answer.
+FINAL_HEADER: Final = f"{CHANNEL}final{MESSAGE}"
 _ENDS: Final = (END, CALL, RETURN, START, CHANNEL)
 # What a header begins with.
 _BEGINS: Final = (START, CHANNEL, MESSAGE, "to=")
@@ -44,6 +47,26 @@ class HarmonyReasoning(ReasoningFormat):
 
     def parser(self, *, is_open: bool = False) -> ReasoningParser:
         return _HarmonyParser()
+
+    def grammar(self, asked: ReasoningLimits, token_id: TokenIds) -> str:
+        ids = {marker: found for marker in MARKERS if (found := token_id(marker)) is not None}
+        if len(ids) < len(MARKERS):
+            raise ValueError("this model's vocabulary lacks tokens around its reasoning, so its end cannot be forced")
+        token = {marker: f"<[{found}]>" for marker, found in ids.items()}
+        any_thought = any_token_but({ids[END], *asked.ends})
+        opening = f'{token[CHANNEL]} "analysis" {token[MESSAGE]}'
+        thought = f'{opening} {any_thought}{at_most(asked.max_tokens)} {token[END]} {token[START]} "assistant"'
+        if asked.is_constrained:
+            frame = "" if asked.is_framed else f'{token[CHANNEL]} "final" {token[MESSAGE]}'
+            return f"start: thought? {frame} @answer\nthought: {thought}\n"
+        body = any_token_but({ids[marker] for marker in (END, START, CHANNEL)} | asked.ends)
+        channel = rf"{token[CHANNEL]} /(final|commentary)[^<]*/ ({token[CONSTRAIN]} /[a-z]+/)?"
+        lines = [
+            f'start: thought? message ({token[END]} {token[START]} "assistant" message)*',
+            f"thought: {thought}",
+            f"message: / to=[^<]+/? {channel} {token[MESSAGE]} {body}*",
+        ]
+        return "\n".join(lines) + "\n"
 
 
 class _HarmonyParser(ReasoningParser):

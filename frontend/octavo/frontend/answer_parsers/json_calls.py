@@ -1,272 +1,199 @@
-"""Finds calls of functions in a text that arrives in parts.
-
-A call is a JSON object with a name and arguments, after a marker or at the start of the text. An object counts as a
-call once its name is known and its arguments begin; from then on the arguments are returned as they come, and until
-then nothing is. Text that turns out to be no call is returned as content, and the search goes on after it. So every
-character is looked at once, and the result does not depend on how the text is cut.
-"""
+"""Finds calls that are JSON objects with a name and arguments, one by one or in a list, as many families write them."""
 
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import replace
-from typing import ClassVar, Final
+import secrets
+import string
+from dataclasses import dataclass
+from typing import Any, Final
 
 import msgspec
 
-from octavo.frontend.answer_parsers.parts import AnswerPart, ContentText, ToolCallDelta, fresh_call_id
+from octavo.frontend.answer_parsers.call_parser import MAX_HEAD, JsonArgumentsParser, end_of_space
 
-_STRUCTURE: Final = re.compile(r'[{}\[\]"]')
-_IN_STRING: Final = re.compile(r'["\\]')
-_SPACE: Final = re.compile(r"\s*")
-
-# The head of a call whose arguments come last, from its first brace to the brace of the arguments, and its most
-# characters.
-_HEAD: Final = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)+")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
-_MAX_HEAD: Final = 1024
-
-_State = Callable[[bool], bool]
+# The head of a call whose arguments come last, from its first brace to the brace of the arguments.
+_TEXT: Final = r'"(?:[^"\\]|\\.)*"'
+_HEAD: Final = re.compile(
+    rf'\{{\s*(?:"(?:id|tool_call_id|type)"\s*:\s*{_TEXT}\s*,\s*)*"(?:name|tool_name)"\s*:\s*("(?:[^"\\]|\\.)+")\s*,'
+    r'\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+)
+_NAMES: Final = ("name", "tool_name")
+_ARGUMENTS: Final = ("arguments", "parameters")
 
 
-class _Call(msgspec.Struct):
-    """Decodes a call as models write it, the arguments under either name."""
+@dataclass(frozen=True)
+class JsonForm:
+    """Describes where the objects stand.
 
-    name: str
-    arguments: msgspec.Raw = msgspec.Raw(b"{}")
-    parameters: msgspec.Raw = msgspec.Raw(b"{}")
-
-    def arguments_json(self) -> str:
-        own = bytes(self.arguments)
-        return (bytes(self.parameters) if own == b"{}" else own).decode()
-
-
-class _Parser(ABC):
-    """Finds calls with a state machine.
-
-    A state is a method: it decides about the start of `_held`, sets the next state and returns True; or it returns
-    False where deciding takes more text. `final` says that no more text comes.
+    They follow one of the markers `opens`; `at_start` also the start of the text; `in_lists` they may be the items of a
+    list. Further ones follow a `separator`. `closes` are markers behind them.
     """
 
-    OPEN: ClassVar[str]
+    opens: tuple[str, ...]
+    closes: tuple[str, ...] = ()
+    at_start: bool = False
+    in_lists: bool = False
+    separator: str = ""
 
-    def __init__(self, *, is_forced: bool = False) -> None:
-        self.any_calls = False
-        self._num_calls = 0
-        self._held = ""
-        # How far `_held` was looked at, and where in it an object begins.
-        self._at = 0
-        self._begin = 0
-        self._depth = 0
-        self._in_string = False
-        # Nothing but space has followed the last call.
-        self._behind_call = False
-        # Whether the answer is forced to be calls: what is cut off before it is known as one is no text either.
-        self._is_forced = is_forced
-        self._state = self._first()
-        self._parts: list[AnswerPart] = []
 
-    def feed(self, text: str) -> list[AnswerPart]:
-        """Returns what has become certain with the next part of the text."""
-        self._held += text
-        return self._advance(final=False)
+class JsonCallParser(JsonArgumentsParser):
+    """Reads {"name": ..., "arguments": {...}}, and the same with other names of the fields."""
 
-    def finish(self) -> list[AnswerPart]:
-        """Returns the rest, once no text follows."""
-        return self._advance(final=True)
+    def __init__(self, form: JsonForm, *, is_forced: bool = False) -> None:
+        super().__init__(form.opens, form.closes, is_forced=is_forced)
+        self._form = form
+        # Where the object begins that is read.
+        self._start = 0
+        self._in_list = False
 
-    def _advance(self, *, final: bool) -> list[AnswerPart]:
-        self._parts = []
-        while self._state(final):
-            pass
-        if final and self._is_forced:
-            return [part for part in self._parts if isinstance(part, ToolCallDelta)]
-        return self._parts
-
-    def _first(self) -> _State:
-        return self._search
-
-    @abstractmethod
-    def _after_call(self, final: bool) -> bool:
-        """Reads what follows a call: another call, or text."""
-
-    def _search(self, final: bool) -> bool:
-        found = self._held.find(self.OPEN)
-        if found < 0:
-            self._emit(len(self._held) if final else self._longest_certain())
+    def _begin(self, final: bool) -> bool:
+        if not self._form.at_start:
+            return super()._begin(final)
+        start = end_of_space(self._held, 0)
+        if start == len(self._held) and not final:
             return False
-        # Space before a call belongs to it.
-        self._emit(len(self._held[:found].rstrip()))
-        self._begin_object(self._held.index(self.OPEN) + len(self.OPEN))
+        if self._held[start : start + 1] == "{":
+            self._find_from(start)
+        else:
+            self._state = self._search
         return True
 
-    def _longest_certain(self) -> int:
-        """Returns how many characters of `_held` cannot be the start of a call or of the space before one."""
-        most = min(len(self.OPEN) - 1, len(self._held))
-        start = next((n for n in range(most, 0, -1) if self._held.endswith(self.OPEN[:n])), 0)
-        return len(self._held[: len(self._held) - start].rstrip())
+    def _opened(self, final: bool) -> bool:
+        start = end_of_space(self._held, self._at)
+        if start == len(self._held) and not final:
+            return False
+        self._in_list = self._form.in_lists and self._held[start : start + 1] == "["
+        self._find_from(start + self._in_list)
+        return True
 
-    def _begin_object(self, at: int) -> None:
-        self._at, self._depth, self._in_string = at, 0, False
-        self._state = self._find_object
+    def _find_from(self, at: int) -> None:
+        self._at, self._state = at, self._find_object
 
     def _find_object(self, final: bool) -> bool:
-        self._at = _end_of_space(self._held, self._at)
+        self._at = end_of_space(self._held, self._at)
         if self._at == len(self._held):
             return final and self._no_call()
         if self._held[self._at] != "{":
             return self._no_call()
-        self._begin, self._state = self._at, self._read_object
+        self._start, self._depth, self._in_string = self._at, 0, False
+        self._state = self._read_object
         return True
 
     def _read_object(self, final: bool) -> bool:
-        if self._begin_arguments():
-            return True
-        if self._scan(0):
+        if head := _HEAD.match(self._held, self._start, self._start + MAX_HEAD):
+            name = _decoded(head[1])
+            if isinstance(name, str):
+                self._begin_call(name)
+                self._begin_arguments(head.end())
+                return True
+        if self._scan():
             return self._end_object()
         return final and self._no_call()
 
-    def _begin_arguments(self) -> bool:
-        """Begins a call if its name is known and its arguments begin. Returns whether that is so."""
-        head = _HEAD.match(self._held, self._begin, self._begin + _MAX_HEAD)
-        if head is None:
-            return False
-        try:
-            name = msgspec.json.decode(head[1], type=str)
-        except (msgspec.DecodeError, UnicodeError):
-            return False
-        self._begin_call(name)
-        self._held, self._at, self._depth, self._in_string = self._held[head.end() :], 0, 0, False
-        self._state = self._read_arguments
+    def _end_object(self) -> bool:
+        """Reads an object whose fields came in another order."""
+        found = _call_of(self._held[self._start : self._at])
+        if found is None:
+            return self._no_call()
+        self._begin_call(*found)
+        self._held, self._state = self._held[self._at :], self._after_call
         return True
 
-    def _begin_call(self, name: str, arguments: str = "") -> None:
-        self._parts.append(ToolCallDelta(self._num_calls, fresh_call_id(), name, arguments))
-        self._num_calls += 1
-        self.any_calls = self._behind_call = True
-
-    def _read_arguments(self, final: bool) -> bool:
-        ended = self._scan(0)
-        arguments, rest = self._held[: self._at], self._held[self._at :]
-        self._held, self._at = rest, max(0, self._at - len(self._held))
-        if arguments:
-            last = self._parts[-1] if self._parts else None
-            if isinstance(last, ToolCallDelta) and last.index == self._num_calls - 1:
-                self._parts[-1] = replace(last, arguments=last.arguments + arguments)
-            else:
-                self._parts.append(ToolCallDelta(self._num_calls - 1, "", "", arguments))
-        if ended:
-            # Within the object of the call.
-            self._depth, self._state = 1, self._close_object
-        return ended
-
-    def _close_object(self, final: bool) -> bool:
-        """Skips what follows the arguments: a closing brace, which may be missing, or further fields."""
+    def _after_arguments(self, final: bool) -> bool:
+        """Skips what follows the arguments within the object: a closing brace, which may be missing, or fields."""
         if self._at == 0:
-            self._held = self._held[_end_of_space(self._held, 0) :]
+            self._held, self._depth = self._held[end_of_space(self._held, 0) :], 1
             if not self._held and not final:
                 return False
             if not self._held.startswith(("}", ",")):
                 self._state = self._after_call
                 return True
-        ended = self._scan(0)
-        if not ended:
+        if not self._scan():
             return False
-        self._held, self._state = self._held[self._at :], self._after_call
+        self._held, self._at, self._state = self._held[self._at :], 0, self._after_call
         return True
 
-    def _scan(self, depth: int) -> bool:
-        """Moves on to where the brackets are as deep as `depth` again, or to the end of what there is."""
-        while found := (_IN_STRING if self._in_string else _STRUCTURE).search(self._held, self._at):
-            self._at = found.end()
-            if found[0] == "\\":
-                # Whatever it escapes is skipped, now or with the next piece.
-                self._at += 1
-            elif found[0] == '"':
-                self._in_string = not self._in_string
-            else:
-                self._depth += 1 if found[0] in "{[" else -1
-                if self._depth == depth:
-                    return True
-        self._at = max(self._at, len(self._held))
-        return False
-
-    def _end_object(self) -> bool:
-        try:
-            call = msgspec.json.decode(self._held[self._begin : self._at], type=_Call)
-            arguments = call.arguments_json()
-        except (msgspec.DecodeError, UnicodeError, RecursionError):
-            return self._no_call()
-        if not call.name or not arguments.startswith("{"):
-            return self._no_call()
-        self._begin_call(call.name, arguments)
-        self._held, self._state = self._held[self._at :], self._after_call
-        return True
+    def _after_call(self, final: bool) -> bool:
+        start = end_of_space(self._held, 0)
+        separator = "," if self._in_list else self._form.separator
+        if separator and start == len(self._held) and not final:
+            return False
+        if separator and self._held.startswith(separator, start):
+            self._find_from(start + len(separator))
+            return True
+        if self._in_list:
+            self._in_list = False
+            if self._held.startswith("]", start):
+                self._held = self._held[start + 1 :]
+        return super()._after_call(final)
 
     def _no_call(self) -> bool:
-        """Makes content of what was looked at, and searches on after it."""
-        self._behind_call = False
-        self._emit(self._at)
-        self._state = self._search
-        return True
-
-    def _emit(self, length: int) -> None:
-        text, self._held = self._held[:length], self._held[length:]
-        if text and not (self._behind_call and text.isspace()):
-            self._behind_call = False
-            self._parts.append(ContentText(text))
+        self._in_list = False
+        return super()._no_call()
 
 
-class HermesParser(_Parser):
-    """Reads <tool_call>{"name": ..., "arguments": {...}}</tool_call>, as Hermes and Qwen write it, amid any text."""
-
-    OPEN = "<tool_call>"
-    _CLOSE: Final = "</tool_call>"
-
-    def _after_call(self, final: bool) -> bool:
-        """Skips the closing marker, which may be missing."""
-        start = _end_of_space(self._held, 0)
-        rest = self._held[start : start + len(self._CLOSE)]
-        if rest != self._CLOSE and self._CLOSE.startswith(rest) and not final:
-            return False
-        if self._CLOSE.startswith(rest):
-            self._held = self._held[start + len(rest) :]
-        self._state = self._search
-        return True
+# The name of a function, its id, and what may stand around both in Mistral's newer form.
+_MISTRAL_HEAD: Final = re.compile(r"\s*(?P<name>[\w.:/-]+)\s*(?:\[CALL_ID\]\s*(?P<id>\w+)\s*)?(?:\[ARGS\])?\s*")
+_MISTRAL_ID: Final = string.ascii_letters + string.digits
 
 
-class LlamaParser(_Parser):
-    """Reads {"name": ..., "parameters": {...}} as Llama 3 writes it.
+class MistralCallParser(JsonCallParser):
+    """Reads both forms of Mistral: [TOOL_CALLS] [{"name": ...}, ...], and [TOOL_CALLS]name[ARGS]{...}."""
 
-    Calls come at the start of the text or after <|python_tag|>; further calls come after semicolons.
-    """
+    def __init__(self, form: JsonForm, *, is_forced: bool = False) -> None:
+        super().__init__(form, is_forced=is_forced)
+        self._is_headed = False
 
-    OPEN = "<|python_tag|>"
-
-    def _first(self) -> _State:
-        return self._start
-
-    def _start(self, final: bool) -> bool:
-        start = _end_of_space(self._held, 0)
+    def _opened(self, final: bool) -> bool:
+        start = end_of_space(self._held, self._at)
         if start == len(self._held) and not final:
             return False
-        if self._held[start : start + 1] == "{":
-            self._begin_object(start)
-        else:
-            self._state = self._search
-        return True
-
-    def _after_call(self, final: bool) -> bool:
-        start = _end_of_space(self._held, 0)
-        if start == len(self._held) and not final:
+        self._is_headed = self._held[start : start + 1] not in ("[", "{")
+        if not self._is_headed:
+            return super()._opened(final)
+        brace = self._held.find("{", self._at, self._at + MAX_HEAD)
+        if brace < 0 and len(self._held) - self._at < MAX_HEAD and not final:
             return False
-        if self._held[start : start + 1] == ";":
-            self._begin_object(start + 1)
-        else:
-            self._state = self._search
+        head = _MISTRAL_HEAD.fullmatch(self._held, self._at, max(brace, self._at))
+        if head is None:
+            return self._no_call()
+        self._begin_call(head["name"], call_id=head["id"] or "")
+        self._begin_arguments(brace)
         return True
 
+    def _after_arguments(self, final: bool) -> bool:
+        if not self._is_headed:
+            return super()._after_arguments(final)
+        self._state = self._after_call
+        return True
 
-def _end_of_space(text: str, start: int) -> int:
-    found = _SPACE.match(text, start)
-    assert found
-    return found.end()
+    def _fresh_id(self) -> str:
+        # Its templates take no other ids back.
+        return "".join(secrets.choice(_MISTRAL_ID) for _ in range(9))
+
+
+def _decoded(text: str) -> object:
+    """Returns the value of a JSON text, None for one that is none."""
+    try:
+        found: object = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+    return found
+
+
+def _call_of(text: str) -> tuple[str, str] | None:
+    """Returns the name and the arguments of a call that is a whole JSON object, None where it is no call."""
+    try:
+        fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        name = next((_decoded_raw(fields[key]) for key in _NAMES if key in fields), None)
+        arguments = next((bytes(fields[key]).decode() for key in _ARGUMENTS if key in fields), "{}")
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+    if arguments.startswith('"'):
+        # Some write the text of the object.
+        arguments = str(_decoded(arguments))
+        arguments = arguments if isinstance(_decoded(arguments), dict) else ""
+    return (name, arguments) if isinstance(name, str) and name and arguments.startswith("{") else None
+
+
+def _decoded_raw(raw: msgspec.Raw) -> Any:
+    return msgspec.json.decode(raw)

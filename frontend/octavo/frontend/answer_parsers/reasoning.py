@@ -1,11 +1,15 @@
 """Sets what a model thinks apart from what it answers, in a text that arrives in parts."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from octavo.frontend.answer_parsers.lark import TokenIds, any_token_but, at_most, literal, quoted
 from octavo.frontend.answer_parsers.scanning import certain_length
+
+# Space that models write between reasoning and answer.
+_SPACE: Final = r"SPACE: /[ \t\r\n]{1,8}/"
 
 
 class Split(NamedTuple):
@@ -32,6 +36,10 @@ class ReasoningFormat(ABC):
         """Returns what it is in the answer to a prompt that ends with the text `prompt`, or that ends within a message,
         of which `continued` is the text."""
         return Reasoning(self)
+
+    @abstractmethod
+    def grammar(self, asked: "ReasoningLimits", token_id: TokenIds) -> str:
+        """Returns a grammar, in Lark's notation, of what may be written. Raises `ValueError` where there is none."""
 
 
 class ReasoningParser(ABC):
@@ -69,6 +77,38 @@ class Reasoning:
         """Makes the parser of one sequence."""
         return self.format.parser(is_open=self.is_open)
 
+    def grammar(
+        self,
+        token_id: TokenIds,
+        *,
+        ends: Set[int],
+        max_tokens: int | None,
+        is_constrained: bool,
+        is_framed: bool = False,
+    ) -> str:
+        """Returns a grammar, in Lark's notation, of an answer that thinks with at most `max_tokens` tokens, or "" where
+        nothing of it needs one.
+
+        The tokens `ends` end an answer. One that `is_constrained` has after its reasoning what the grammar `@answer`
+        says; that one `is_framed` where it writes the model's own frame of messages itself. Raises `ValueError` where
+        the reasoning cannot be bounded.
+        """
+        if self.is_over or not (is_constrained or max_tokens is not None):
+            return ""
+        limits = ReasoningLimits(ends, max_tokens, self.is_open, is_constrained, is_framed)
+        return self.format.grammar(limits, token_id)
+
+
+@dataclass(frozen=True)
+class ReasoningLimits:
+    """Holds the arguments of `Reasoning.grammar`, and whether the prompt has begun the reasoning."""
+
+    ends: Set[int]
+    max_tokens: int | None
+    is_open: bool
+    is_constrained: bool
+    is_framed: bool
+
 
 @dataclass(frozen=True)
 class TaggedReasoning(ReasoningFormat):
@@ -97,6 +137,36 @@ class TaggedReasoning(ReasoningFormat):
             is_over = self.close in continued
             is_open = not is_over and self.open in continued
         return Reasoning(self, is_open, is_over)
+
+    def grammar(self, asked: ReasoningLimits, token_id: TokenIds) -> str:
+        opening, closing = token_id(self.open), token_id(self.close)
+        if opening is None or closing is None:
+            return self._grammar_of_texts(asked)
+        any_thought = any_token_but({closing, *asked.ends})
+        thought = f"{any_thought}{at_most(asked.max_tokens)} <[{closing}]>"
+        if asked.is_constrained:
+            start = "thought answer" if asked.is_open else f"(<[{opening}]> thought)? answer"
+            lines = [f"start: {start}", f"answer: {self._before_answer(token_id)} @answer", _SPACE]
+        else:
+            # An answer that only seems to think nothing could think without end.
+            start = "thought rest" if asked.is_open else f"<[{opening}]> thought rest | no_thought"
+            lines = [f"start: {start}", f"no_thought: {any_token_but({opening, *asked.ends})}*"]
+            lines.append(f"rest: {any_token_but(asked.ends)}*")
+        return "\n".join([*lines, f"thought: {thought}"]) + "\n"
+
+    def _grammar_of_texts(self, asked: ReasoningLimits) -> str:
+        """Does the same where the markers are no tokens of their own."""
+        if asked.max_tokens is not None:
+            raise ValueError(
+                "this model writes no tokens of their own around its reasoning, so its end cannot be forced"
+            )
+        start = "thought answer" if asked.is_open else f"({quoted(self.open)} thought)? answer"
+        lines = [f"start: {start}", f"answer: {self._before_answer(lambda _: None)} @answer", _SPACE]
+        return "\n".join([*lines, f"thought[suffix={quoted(self.close)}]: /(?s:.*)/"]) + "\n"
+
+    def _before_answer(self, token_id: TokenIds) -> str:
+        opening = f"({literal(self.answer[0], self.answer, token_id)} SPACE?)?" if self.answer else ""
+        return f"SPACE? {opening}"
 
 
 class _TaggedParser(ReasoningParser):

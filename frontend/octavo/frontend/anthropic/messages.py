@@ -7,6 +7,7 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.frontend.answer_parsers.call_formats import NONE
 from octavo.frontend.anthropic.answer import PING, MessageFormat, MessageStream, encode, stream, whole
 from octavo.frontend.anthropic.conversation import chat_of, tool_choice_of, tools_of
 from octavo.frontend.anthropic.schemas import (
@@ -21,7 +22,6 @@ from octavo.frontend.api.body import Reading, given, read_call, unknown_fields_h
 from octavo.frontend.api.endpoint import Api, caller_of, fresh_id, generations, origin_of
 from octavo.frontend.api.sampling import constraint_of, sampling_of, schema_constraint, seconds
 from octavo.frontend.api.tool_calls import (
-    NONE,
     ToolChoiceMode,
     constraint_for,
     make_reader,
@@ -64,9 +64,9 @@ async def messages(api: Api, request: Request) -> Response:
     call = body.request_id or fresh_id()
     asked = _asked(api, body, tools, call, request, api.reading(unknown))
     form = MessageFormat(f"msg_{call}", body.model or api.generation.model_name, _shows_thinking(body.thinking))
-    reader = make_reader(
-        api.tool_format if tools.functions else NONE, is_forced=tools.is_forced, one_call=tools.one_call
-    )
+    functions, is_forced = tools.functions, tools.is_forced
+    kind = api.tool_format if functions else NONE
+    reader = make_reader(kind, functions, is_forced=is_forced, one_call=tools.one_call)
     events = generations(api, request, [asked], seconds("timeout", body.timeout))
     headers = unknown_fields_header(unknown)
     if body.stream:
@@ -111,7 +111,13 @@ def _tools(api: Api, body: MessagesBody, reading: Reading) -> _Tools:
         return _Tools(constraint=asked)
     one_call = bool(body.tool_choice and body.tool_choice.disable_parallel_tool_use)
     constraint = constraint_for(
-        tools, choice, parallel=not one_call, kind=api.tool_format, reading=reading, asked=asked
+        tools,
+        choice,
+        parallel=not one_call,
+        kind=api.tool_format,
+        reading=reading,
+        token_id=api.generation.tokenizer.added_token_id,
+        asked=asked,
     )
     return _Tools(tools, constraint, one_call, is_forced=choice.mode is not ToolChoiceMode.AUTO)
 

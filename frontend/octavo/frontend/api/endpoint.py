@@ -15,8 +15,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from octavo.frontend.access.access import Access, tenant_from_headers
+from octavo.frontend.answer_parsers.call_formats import detect_format
 from octavo.frontend.api.body import Reading
-from octavo.frontend.api.tool_calls import detect_kind
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.errors import Reason, ServiceError, Unauthenticated, internal_error, log_failure
 from octavo.frontend.http.connection import ClientGone
@@ -59,7 +59,7 @@ class Api:
         tokenizer = self.generation.tokenizer
         if parser != "auto":
             return parser
-        return detect_kind(tokenizer.files.tool_template, tells_of_tools=tokenizer.tells_of_tools)
+        return detect_format(tokenizer.files.tool_template, tells_of_tools=tokenizer.tells_of_tools)
 
     def reading(self, ignored: list[str]) -> Reading:
         """Returns how a call is read whose fields `ignored` are not honoured."""

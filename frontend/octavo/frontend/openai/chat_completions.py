@@ -7,12 +7,12 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.frontend.answer_parsers.call_formats import NONE
 from octavo.frontend.answer_parsers.parts import AnswerPart, ContentText, ReasoningText, ToolCallDelta, joined, text_of
 from octavo.frontend.api.body import Reading, decoded, read_call
 from octavo.frontend.api.endpoint import Api, fresh_id, generations, origin_of
 from octavo.frontend.api.sampling import number_of_choices, sampling_of, seconds
 from octavo.frontend.api.tool_calls import (
-    NONE,
     ToolChoiceMode,
     constraint_for,
     make_reader,
@@ -82,7 +82,15 @@ def _tools(api: Api, body: ChatBody, asked: Constraint | None, reading: Reading)
     if not tools or choice.mode is ToolChoiceMode.NONE:
         return _Tools(constraint=asked)
     parallel = body.parallel_tool_calls is not False
-    constraint = constraint_for(tools, choice, parallel=parallel, kind=api.tool_format, reading=reading, asked=asked)
+    constraint = constraint_for(
+        tools,
+        choice,
+        parallel=parallel,
+        kind=api.tool_format,
+        reading=reading,
+        token_id=api.generation.tokenizer.added_token_id,
+        asked=asked,
+    )
     is_forced = choice.mode is not ToolChoiceMode.AUTO
     return _Tools(
         tools, api.tool_format, constraint, markers_of(api.tool_format), one_call=not parallel, is_forced=is_forced
@@ -136,7 +144,9 @@ class _Choice:
     def __init__(self, index: int, tokenizer: ModelTokenizer, body: ChatBody, tools: _Tools) -> None:
         self._index = index
         self._finds_calls = tools.parser is not None
-        self._reader = make_reader(tools.parser or NONE, is_forced=tools.is_forced, one_call=tools.one_call)
+        self._reader = make_reader(
+            tools.parser or NONE, tools.functions, is_forced=tools.is_forced, one_call=tools.one_call
+        )
         self._shows_reasoning = body.include_reasoning is not False
         self._logprobs = ChatLogprobs(tokenizer, body.top_logprobs or 0) if body.logprobs else None
         self._shows_ids = bool(body.return_token_ids)

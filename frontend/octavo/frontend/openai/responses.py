@@ -8,11 +8,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from octavo.frontend.answer_parsers.call_formats import NONE
 from octavo.frontend.api.body import Reading, decoded, read_call, unknown_fields_header
 from octavo.frontend.api.endpoint import Api, IndexedEvent, fresh_id, generations, origin_of, route
 from octavo.frontend.api.sampling import sampling_of, seconds
 from octavo.frontend.api.tool_calls import (
-    NONE,
     ToolChoice,
     ToolChoiceMode,
     constraint_for,
@@ -46,7 +46,7 @@ async def responses(api: Api, request: Request) -> Response:
     asked = _asked(api, body, tools, choice, call, request, api.reading(unknown))
     is_forced = bool(tools) and choice.mode is not ToolChoiceMode.AUTO
     one_call = body.parallel_tool_calls is False
-    reader = make_reader(api.tool_format if tools else NONE, is_forced=is_forced, one_call=one_call)
+    reader = make_reader(api.tool_format if tools else NONE, tools, is_forced=is_forced, one_call=one_call)
     answer = ResponseAnswer(_response(api, body, call), reader, namespaces=found.namespaces)
     events = generations(api, request, [asked], seconds("timeout", body.timeout))
     headers = unknown_fields_header(unknown)
@@ -68,7 +68,13 @@ def _asked(
     parallel, asked = body.parallel_tool_calls is not False, format_of(body, reading)
     sampling = sampling_of(body, reading)
     sampling["constraint"] = constraint_for(
-        tools, choice, parallel=parallel, kind=api.tool_format, reading=reading, asked=asked
+        tools,
+        choice,
+        parallel=parallel,
+        kind=api.tool_format,
+        reading=reading,
+        token_id=api.generation.tokenizer.added_token_id,
+        asked=asked,
     )
     return GenerationRequest(
         prompt=chat_of(body, tools, api.generation.tokenizer, reading.ignored),

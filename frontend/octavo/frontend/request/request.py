@@ -68,7 +68,8 @@ class Constraint:
 
     `text` is the schema, the expression or the grammar (Lark or GBNF); `choices` are the texts of `CHOICE`. With a
     schema, `closes` limits objects to the properties that they list (`octavo.frontend.text.grammars.closed`), and
-    `lenient` leaves out the keywords that no grammar can enforce instead of refusing them.
+    `lenient` leaves out the keywords that no grammar can enforce instead of refusing them. A grammar that is `framed`
+    has the model's own frame of messages in it, where it has one.
     """
 
     kind: ConstraintKind
@@ -76,6 +77,7 @@ class Constraint:
     choices: tuple[str, ...] = ()
     closes: bool = False
     lenient: bool = False
+    framed: bool = False
 
 
 # Text, token ids, or a chat.

@@ -344,7 +344,8 @@ class Preparation:
         )
 
     async def _grammar(self, request: GenerationRequest, reasoning: Reasoning | None) -> str:
-        grammar = await self._text.compile(request.constraint) if request.constraint else ""
+        around = self._around(request, reasoning)
+        grammar = await self._text.compile(request.constraint, around) if request.constraint or around else ""
         if len(grammar) > MAX_GRAMMAR:
             raise InvalidRequest(
                 Reason.BAD_CONSTRAINT,
@@ -352,3 +353,27 @@ class Preparation:
                 " something simpler",
             )
         return grammar
+
+    def _around(self, request: GenerationRequest, reasoning: Reasoning | None) -> str:
+        """Returns the grammar of reasoning that comes before an answer, "" where it needs none. Raises
+        `InvalidRequest`."""
+        if reasoning is None:
+            if request.max_reasoning_tokens is not None:
+                rule = (
+                    "it needs a chat, and a model whose reasoning is known here; leave it out, or start the server with"
+                    " --reasoning-parser"
+                )
+                raise bad_parameter("max_reasoning_tokens", request.max_reasoning_tokens, rule)
+            return ""
+        try:
+            return reasoning.grammar(
+                self._tokenizer.added_token_id,
+                ends=self._defaults.eos_token_ids,
+                max_tokens=request.max_reasoning_tokens,
+                is_constrained=request.constraint is not None,
+                is_framed=request.constraint is not None and request.constraint.framed,
+            )
+        except ValueError as error:
+            raise bad_parameter(
+                "max_reasoning_tokens", request.max_reasoning_tokens, f"{error}; leave it out"
+            ) from None

@@ -53,7 +53,17 @@ TOOL_CALL_PARSER: Final = Option(
     OneOf(
         (
             *("auto", "none", "command_r", "deepseek_v3", "deepseek_v31", "deepseek_v32", "functiongemma", "gemma4"),
-            *("glm45", "granite", "hermes", "kimi_k2", "llama3_json", "llama4_pythonic", "minimax_m2", "mistral"),
+            *(
+                "glm45",
+                "granite",
+                "hermes",
+                "kimi_k2",
+                "llama3_json",
+                "llama4_pythonic",
+                "minimax_m2",
+                "mistral",
+                "mistral_args",
+            ),
             *("openai", "phi4_mini_json", "pythonic", "qwen3_coder", "seed_oss"),
         )
     ),
