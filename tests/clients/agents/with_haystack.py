@@ -41,7 +41,8 @@ def reply(generator: Any, messages: Any, **options: Any) -> Any:
 
 
 def text_and_stream(service: Service) -> str:
-    question, parts = [ChatMessage.from_user(_QUESTION)], []
+    question: list[Any] = [ChatMessage.from_user(_QUESTION)]
+    parts: list[Any] = []
     whole = reply(generator_of(service), question)
     streamed = reply(generator_of(service, parts.append), question)
     assert streamed.text == whole.text == "".join(part.content for part in parts)
