@@ -57,6 +57,14 @@ async def test_messages_become_the_chat(post: Any, prompt: Callable[[], str]) ->
     assert prompt() == f"{turns(*said)}<|im_start|>assistant\n"
 
 
+async def test_neighbours_are_put_together_however_many_there_are(post: Any, prompt: Callable[[], str]) -> None:
+    asked = [{"role": "user", "content": "x"}] * 100
+    answered = [{"role": "assistant", "content": each} for each in ("y", "", "z")]
+    assert (await post(messages=[*asked, *answered, asked[0]])).status_code == 200
+    said = [("user", "\n".join("x" * 100)), ("assistant", "y\nz"), ("user", "x")]
+    assert prompt() == f"{turns(*said)}<|im_start|>assistant\n"
+
+
 async def test_what_a_client_writes_for_its_accounts_is_no_part_of_the_prompt(
     post: Any, prompt: Callable[[], str]
 ) -> None:

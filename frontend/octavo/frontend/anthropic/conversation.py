@@ -1,7 +1,7 @@
 """Reads the messages, the system prompt and the tools of a body of Anthropic's API as a chat."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from itertools import groupby
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -72,7 +72,7 @@ def chat_of(body: ConversationFields, tools: tuple[Tool, ...], tokenizer: ModelT
     said = [*_read(body.messages)]
     if not said:
         raise bad_parameter("messages", "empty", "there must be something in them")
-    messages = _combined([*_system(body.system, ignored), *said])
+    messages = tuple(_combined([*_system(body.system, ignored), *said]))
     last = messages[-1]
     continues = last.role == "assistant"
     if last.tool_calls:
@@ -235,21 +235,19 @@ def _set(field: str, text: str | None) -> str:
     return text
 
 
-def _combined(messages: Iterable[ChatMessage]) -> tuple[ChatMessage, ...]:
+def _combined(messages: Iterable[ChatMessage]) -> Iterator[ChatMessage]:
     """Puts neighbours of one role together, for many templates know no two messages of a user in a row."""
-    found: list[ChatMessage] = []
-    for message in messages:
-        last = found[-1] if found else None
-        if last is None or last.role != message.role or message.role == "tool":
-            found.append(message)
+    for role, neighbours in groupby(messages, lambda message: message.role):
+        if role == "tool":
+            yield from neighbours
             continue
-        found[-1] = replace(
-            last,
-            content="\n".join(filter(None, (last.content, message.content))),
-            tool_calls=last.tool_calls + message.tool_calls,
-            reasoning="\n".join(filter(None, (last.reasoning, message.reasoning))),
+        run = list(neighbours)
+        yield ChatMessage(
+            role,
+            "\n".join(message.content for message in run if message.content),
+            tool_calls=tuple(call for message in run for call in message.tool_calls),
+            reasoning="\n".join(message.reasoning for message in run if message.reasoning),
         )
-    return tuple(found)
 
 
 def _check_lifetimes(body: ConversationFields, ignored: list[str]) -> None:
