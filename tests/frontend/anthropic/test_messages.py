@@ -178,6 +178,12 @@ async def test_what_cannot_be_had_is_refused(
     assert not scheduler.submitted
 
 
+async def test_clients_that_would_have_the_server_keep_the_conversation_are_told_to_send_it(post: Any) -> None:
+    answer = await post(thread={"type": "create"})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert answer.json()["error"]["details"] == {"error_code": "thread_unsupported_request"}
+
+
 async def test_what_is_called_wrongly_is_told_in_anthropics_form(http: httpx.AsyncClient, post: Any) -> None:
     unknown = await post(model="claude")
     wrong = await http.get("/v1/messages")

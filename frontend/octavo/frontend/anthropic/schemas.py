@@ -109,6 +109,8 @@ COUNT_UNSUPPORTED: Final[Neutral] = {
     # Others' computers would do it.
     "container": (),
     "mcp_servers": (b"[]",),
+    # Conversations are not kept: clients send the whole of one with every call.
+    "thread": (),
 }
 MESSAGES_UNSUPPORTED: Final[Neutral] = {
     **COUNT_UNSUPPORTED,

@@ -33,6 +33,8 @@ _ROUTE_NAMES: Final[dict[str, dict[str, str]]] = {
 }
 # Names that Anthropic's API has for fields inside the frontend, where they differ from OpenAI's.
 _ANTHROPIC_NAMES: Final = _NAMES | {"stop_strings": "stop_sequences"}
+# Fields that Anthropic's clients leave out by themselves, and call again, where the error has this code.
+_ANTHROPIC_CODES: Final = {"thread": "thread_unsupported_request"}
 _MESSAGES: Final = "/v1/messages"
 _VERSION_HEADER: Final = b"anthropic-version"
 _ABOUT_THE_PROMPT: Final = {"prompt", "prompt token id", "text_or_ids", "chat.messages"}
@@ -85,7 +87,9 @@ def request_id_of(scope: Scope) -> str:
 def anthropic_error(error: ServiceError, scope: Scope) -> bytes:
     """Returns Anthropic's error object as JSON text."""
     message = _NAME.sub(lambda found: _ANTHROPIC_NAMES[found[0]], str(error))
-    told = {"type": error.terms.anthropic_type, "message": message}
+    told: dict[str, object] = {"type": error.terms.anthropic_type, "message": message}
+    if code := _ANTHROPIC_CODES.get(error.metadata.get("field", "")):
+        told["details"] = {"error_code": code}
     return msgspec.json.encode({"type": "error", "error": told, "request_id": request_id_of(scope) or None})
 
 
