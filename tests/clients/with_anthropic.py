@@ -138,9 +138,9 @@ def tool_runner(service: Service) -> str:
         called.append(city)
         return "sunny"
 
-    runner = client_of(service).beta.messages.tool_runner(
-        **asked(service, tools=[weather], tool_choice={"type": "any"}, max_tokens=80), max_iterations=2
-    )
+    forced = {"type": "any", "disable_parallel_tool_use": True}
+    fields = asked(service, tools=[weather], tool_choice=forced, max_tokens=60)
+    runner = client_of(service).beta.messages.tool_runner(**fields, max_iterations=2)
     answers = list(runner)
     assert called
     assert answers[0].content[0].type == "tool_use"
