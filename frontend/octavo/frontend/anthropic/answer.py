@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
+from starlette.types import Scope
+
 from octavo.frontend.answer_parsers.parts import (
     AnswerPart,
     AnswerReader,
@@ -16,8 +18,6 @@ from octavo.frontend.answer_parsers.parts import (
     ToolCallDelta,
     joined,
 )
-from starlette.types import Scope
-
 from octavo.frontend.api.endpoint import IndexedEvent
 from octavo.frontend.api.usage import UsageSum
 from octavo.frontend.errors import ServiceError
@@ -74,9 +74,13 @@ _END_OF_DELTA: Final = b"}}\n\n"
 
 
 class MessageStream:
-    """Turns the events of one generation into those of a stream, as bytes. `finish` is called after the last one."""
+    """Turns the events of one generation into those of a stream, as bytes. `finish` is called after the last one.
 
-    def __init__(self, form: MessageFormat, reader: AnswerReader, scope: Scope) -> None:
+    An answer that `has_calls` may call functions, which the `reader` finds.
+    """
+
+    def __init__(self, form: MessageFormat, reader: AnswerReader, scope: Scope, *, has_calls: bool) -> None:
+        self._has_calls = has_calls
         self._form = form
         self._reader = reader
         self._scope = scope
@@ -91,7 +95,10 @@ class MessageStream:
         self._usage.note(0, event)
         match event:
             case TextDelta():
-                return b"".join(self._grown(self._reader.take(event.reasoning, event.text)))
+                if event.reasoning or self._has_calls or self._block is None or self._block.kind != "text":
+                    return b"".join(self._grown(self._reader.take(event.reasoning, event.text)))
+                # The most of most answers, in which nothing is to be looked for.
+                return self._delta(event.text) if event.text else b""
             case RequestStarted():
                 counts = _usage_object(len(event.prompt_token_ids), event.cached_prompt_tokens, 0)
                 return _event("message_start", message=self._form.message([], counts))
