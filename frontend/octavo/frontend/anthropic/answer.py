@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
+from starlette.types import Scope
+
 from octavo.frontend.answer_parsers.parts import (
     AnswerPart,
     AnswerReader,
@@ -16,8 +18,6 @@ from octavo.frontend.answer_parsers.parts import (
     ToolCallDelta,
     joined,
 )
-from starlette.types import Scope
-
 from octavo.frontend.api.endpoint import IndexedEvent
 from octavo.frontend.api.usage import UsageSum
 from octavo.frontend.errors import ServiceError
