@@ -15,6 +15,7 @@ from octavo.frontend.openai import other_routes, responses
 from octavo.frontend.openai.chat_completions import chat_completions
 from octavo.frontend.openai.completions import completions
 from octavo.frontend.openai.endpoint import Api, Handler, route
+from octavo.frontend.openai.infill import infill
 from octavo.frontend.page import routes as page
 from octavo.frontend.stream.generation import Generation
 
@@ -22,6 +23,7 @@ from octavo.frontend.stream.generation import Generation
 _ROUTES: Final[dict[tuple[str, str], Handler]] = {
     ("POST", "/v1/chat/completions"): chat_completions,
     ("POST", "/v1/completions"): completions,
+    ("POST", "/infill"): infill,
     ("GET", "/v1/models"): other_routes.list_models,
     ("GET", "/v1/models/{name:path}"): other_routes.get_model,
     ("POST", "/tokenize"): other_routes.tokenize,
