@@ -90,7 +90,8 @@ async def test_what_has_no_meaning_beside_a_suffix_is_refused(
 ) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         await client.completions.create(model="byte-model", suffix="z", **fields)
-    assert refused.value.param == param and not scheduler.submitted
+    assert refused.value.param == param
+    assert not scheduler.submitted
 
 
 async def test_infill_puts_pieces_before_the_gap_and_what_is_begun_behind_it(
@@ -113,7 +114,8 @@ async def test_infill_puts_pieces_before_the_gap_and_what_is_begun_behind_it(
     found = response.json()
     assert (found["content"], found["stop"], found["stop_type"]) == ("filled\n", True, "eos")
     assert (found["tokens_predicted"], found["tokens_evaluated"]) == (8, len(request.prompt_token_ids))
-    assert found["has_new_line"] is True and found["timings"]["predicted_n"] == 8
+    assert found["has_new_line"] is True
+    assert found["timings"]["predicted_n"] == 8
     assert response.headers["x-octavo-unknown-fields"] == "samplers"
 
 
@@ -171,4 +173,5 @@ async def test_bad_fields_of_infill_are_named(
 ) -> None:
     response = await http.post("/infill", json={"input_prefix": "a", **fields})
     assert response.status_code == 400, response.text
-    assert response.json()["error"]["param"] == param and not scheduler.submitted
+    assert response.json()["error"]["param"] == param
+    assert not scheduler.submitted
