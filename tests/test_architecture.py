@@ -89,10 +89,13 @@ LAYERS: dict[str, set[str]] = {
     "octavo.scheduler.core": {"core", "kv"},
     "octavo.scheduler.server": {"core", "kv", "server"},
     "octavo.frontend.request": {"errors", "request"},
-    "octavo.frontend.text": {"errors", "config", "request", "text"},
+    "octavo.frontend.answer_parsers": {"request", "answer_parsers"},
+    "octavo.frontend.text": {"errors", "config", "request", "answer_parsers", "text"},
     "octavo.frontend.access": {"errors", "config", "request", "access"},
-    "octavo.frontend.scheduler": {"errors", "config", "request", "text", "access", "scheduler"},
-    "octavo.frontend.stream": {"errors", "config", "request", "text", "access", "scheduler", "stream"},
+    "octavo.frontend.scheduler": {"errors", "config", "request", "answer_parsers", "text", "access", "scheduler"},
+    "octavo.frontend.stream": {
+        *("errors", "config", "request", "answer_parsers", "text", "access", "scheduler", "stream"),
+    },
     "octavo.frontend.http": {"errors", "config", "request", "access", "stream", "http"},
     "octavo.frontend.api": {
         *("errors", "config", "request", "text", "access", "scheduler", "stream", "http", "answer_parsers", "api"),

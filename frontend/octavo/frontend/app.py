@@ -17,6 +17,7 @@ from octavo.frontend.http.errors import error_response, is_anthropic
 from octavo.frontend.openai import other_routes, responses
 from octavo.frontend.openai.chat_completions import chat_completions
 from octavo.frontend.openai.completions import completions
+from octavo.frontend.openai.infill import infill
 from octavo.frontend.page import routes as page
 from octavo.frontend.stream.generation import Generation
 
@@ -34,6 +35,7 @@ def _by_api(openai: Handler, anthropic: Handler) -> Handler:
 _ROUTES: Final[dict[tuple[str, str], Handler]] = {
     ("POST", "/v1/chat/completions"): chat_completions,
     ("POST", "/v1/completions"): completions,
+    ("POST", "/infill"): infill,
     ("POST", "/v1/messages"): messages,
     ("POST", "/v1/messages/count_tokens"): count_tokens,
     ("GET", "/v1/models"): _by_api(other_routes.list_models, anthropic_models.list_models),

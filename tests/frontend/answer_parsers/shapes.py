@@ -1,7 +1,7 @@
 """Answers as models of each family write them, and what is in them."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from octavo.frontend.request.chat import Tool
@@ -42,7 +42,6 @@ class Shape:
     text: str
     calls: Calls
     content: str = ""
-    other: list[str] = field(default_factory=list)
 
 
 def _json(value: object) -> str:
@@ -92,7 +91,8 @@ SHAPES: Final = [
     ),
     Shape(
         "command_r",
-        f'Action: ```json\n[\n    {{\n        "tool_name": "get_weather",\n        "parameters": {_PARIS_JSON}\n    }}\n]```',
+        'Action: ```json\n[\n    {\n        "tool_name": "get_weather",\n'
+        f'        "parameters": {_PARIS_JSON}\n    }}\n]```',
         [PARIS],
     ),
     Shape(
@@ -159,7 +159,8 @@ SHAPES: Final = [
         "qwen3_coder",
         '<tool_call>\n<function=get_weather>\n<parameter=city>\nSão "P\\" {x}]\n</parameter>\n<parameter=days>\n3\n'
         "</parameter>\n<parameter=units>\nC\n</parameter>\n<parameter=hourly>\nTrue\n</parameter>\n<parameter=places>\n"
-        "['a, b', 'c']\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
+        "['a, b', 'c']\n</parameter>\n</function>\n</tool_call>\n"
+        "<tool_call>\n<function=now>\n</function>\n</tool_call>",
         [FULL, NOW],
     ),
     Shape("qwen3_coder", "<function=get_weather><parameter=city>Paris</parameter></function>", [PARIS]),

@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo.frontend.answer_parsers.call_formats import HERMES, NONE
 from octavo.frontend.answer_parsers.parts import ContentText, ToolCallDelta, joined, text_of
-from octavo.frontend.api.tool_calls import HERMES, LLAMA, NONE, make_reader
+from octavo.frontend.api.tool_calls import make_reader
 
+LLAMA = "llama3_json"
 CALL = '{"name": "add", "arguments": {"a": 1, "b": "}<tool_call>\\""}}'
 ARGUMENTS = '{"a": 1, "b": "}<tool_call>\\""}'
 SHORT = '{"name": "now", "parameters": {}}'

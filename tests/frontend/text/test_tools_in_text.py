@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from octavo.frontend.answer_parsers.call_formats import HERMES
 from octavo.frontend.answer_parsers.parts import ToolCallDelta, joined
-from octavo.frontend.api.tool_calls import HERMES, make_reader
+from octavo.frontend.api.tool_calls import make_reader
 from octavo.frontend.request.chat import Chat, ChatMessage, Tool, ToolCall
 from octavo.frontend.text.chat_template import (
     CALL_BEGINS,

@@ -23,6 +23,7 @@ class CompletionBody(Sampling, frozen=True, kw_only=True):
     echo: bool | None = None
     logprobs: int | None = None
     add_special_tokens: bool | None = None
+    suffix: str | None = None
 
 
 class ContentPart(BodyStruct, frozen=True, kw_only=True):
@@ -124,7 +125,7 @@ _UNSUPPORTED: Final[Neutral] = {
     "spaces_between_special_tokens": (b"true",),
     "return_tokens_as_token_ids": (b"false",),
 }
-COMPLETION_UNSUPPORTED: Final[Neutral] = {**_UNSUPPORTED, "suffix": (b'""',)}
+COMPLETION_UNSUPPORTED: Final[Neutral] = _UNSUPPORTED
 CHAT_UNSUPPORTED: Final[Neutral] = {
     **_UNSUPPORTED,
     "add_special_tokens": (b"false",),

@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from octavo.frontend.request.chat import Chat
 from octavo.frontend.request.fields import Elsewhere, Range, table_of
+from octavo.frontend.request.infill import Infill
 from octavo.wire.requests import Priority
 from octavo.wire.sampling import (
     MAX_ALLOWED_TOKEN_IDS,
@@ -80,8 +81,8 @@ class Constraint:
     framed: bool = False
 
 
-# Text, token ids, or a chat.
-Prompt = str | Sequence[int] | Chat
+# Text, token ids, a chat, or a gap to fill.
+Prompt = str | Sequence[int] | Chat | Infill
 # Text, or token ids.
 Prediction = str | Sequence[int]
 _Label = Annotated[str, Meta(max_length=MAX_LABEL_LENGTH)]

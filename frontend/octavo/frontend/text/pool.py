@@ -15,6 +15,7 @@ import msgspec
 
 from octavo.frontend.errors import Broken, InvalidRequest, Reason, Unavailable
 from octavo.frontend.request.chat import Chat
+from octavo.frontend.request.infill import Infill
 from octavo.frontend.request.request import Constraint, Prompt
 from octavo.frontend.text.tasks import (
     PREFIX_BYTES,
@@ -22,6 +23,7 @@ from octavo.frontend.text.tasks import (
     Answer,
     Compile,
     EncodeChat,
+    EncodeInfill,
     EncodeText,
     Grammar,
     LoadVocabulary,
@@ -198,6 +200,8 @@ class TextPool:
                 task = EncodeChat(prompt)
                 # A variable may be a number to count up to.
                 is_short = not prompt.template_variables and prompt.num_bytes < SHORT_BYTES
+            case Infill():
+                task, is_short = EncodeInfill(prompt), prompt.num_bytes < SHORT_BYTES
             case _:
                 return list(prompt)
         return _token_ids(await (self._in_thread(task) if is_short else self._in_process(task)))

@@ -12,6 +12,7 @@ from llguidance import LLTokenizer
 
 from octavo.frontend.errors import InvalidRequest, Reason, bad_parameter
 from octavo.frontend.request.chat import Chat
+from octavo.frontend.request.infill import Infill
 from octavo.frontend.request.request import Constraint
 from octavo.frontend.text.chat_template import ChatTemplateError
 from octavo.frontend.text.grammars import bare_grammar, grammar_of, load_vocabulary
@@ -60,14 +61,20 @@ class Compile(msgspec.Struct, frozen=True, tag=True):
     around: str = ""
 
 
-Task = EncodeText | EncodeChat | LoadVocabulary | Compile
+class EncodeInfill(msgspec.Struct, frozen=True, tag=True):
+    """Asks for the token ids of a gap to fill."""
+
+    infill: Infill
+
+
+Task = EncodeText | EncodeChat | EncodeInfill | LoadVocabulary | Compile
 
 # Seconds in which a process loads the vocabulary or ends: those of 262,144 tokens take two, on a busy machine many.
 VOCABULARY_S: Final = 60.0
 
 
 class TokenIds(msgspec.Struct, frozen=True, tag=True):
-    """Answers `EncodeText` and `EncodeChat`."""
+    """Answers `EncodeText`, `EncodeChat` and `EncodeInfill`."""
 
     token_ids: list[int]
 
@@ -123,6 +130,8 @@ def _perform(tokenizer: ModelTokenizer, task: Task) -> Answer:
             return TokenIds(tokenizer.encode(text, continues=continues))
         case EncodeChat(chat):
             return TokenIds(tokenizer.encode_chat(chat))
+        case EncodeInfill(infill):
+            return TokenIds(tokenizer.encode_infill(infill))
         case LoadVocabulary():
             _vocabulary(tokenizer.files.directory)
             return Loaded()

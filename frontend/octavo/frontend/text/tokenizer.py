@@ -12,9 +12,11 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from octavo.frontend.request.chat import Chat
+from octavo.frontend.request.infill import Infill
 from octavo.frontend.text.chat_template import ChatTemplate
 from octavo.frontend.text.control_tokens import ControlTokens
 from octavo.frontend.text.detokenizer import Detokenizer, Vocabulary
+from octavo.frontend.text.infill import InfillFormat, find_infill_format
 from octavo.frontend.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
 from octavo.runtime.models.directory import ModelDirectoryError
 
@@ -68,6 +70,20 @@ class ModelTokenizer:
         if not self._control_tokens.holds_break(rendered):
             return _encode(self._tokenizer, rendered, add_special_tokens=False)
         return [i for text, is_control in self._control_tokens.split(rendered) for i in self._encoded(text, is_control)]
+
+    def encode_infill(self, infill: Infill) -> list[int]:
+        """Returns the ids of the prompt that has a gap filled; control tokens that a client writes are text.
+
+        `infill_format` must not be None.
+        """
+        assert self.infill_format
+        start = _encode(self._tokenizer, "", add_special_tokens=True)
+        return self.infill_format.prompt(infill, lambda text: self._encoded(text, is_control=False), start)
+
+    @functools.cached_property
+    def infill_format(self) -> InfillFormat | None:
+        """Returns the control tokens for gaps in a text; None where the tokenizer has none."""
+        return find_infill_format(self.ids(added=True))
 
     def template_variables(self, with_tools: bool) -> frozenset[str]:
         """Returns the variables that clients may set for the model's chat template, or for that of chats with tools."""
