@@ -124,7 +124,8 @@ _SERVICE: Final = "octavo.v1.GenerationService"
 def stream_answer(stream: Stream, server: str, *, ids: bool = False) -> str:
     """Prints the text of the only sequence as it comes (or its token ids), then its logprobs if any; returns the text.
 
-    What the model thinks goes to stderr. `server` is the address that errors name. Ctrl-C ends the answer, not the program. Raises `click.ClickException`.
+    What the model thinks goes to stderr. `server` is the address that errors name. Ctrl-C ends the answer, not the
+    program. Raises `click.ClickException`.
     """
     deltas: list[Delta] = []
     try:
