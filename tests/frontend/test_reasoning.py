@@ -27,7 +27,7 @@ def config(config: FrontendConfig) -> FrontendConfig:
 @pytest.fixture
 async def http(frontend: FrontendServer, scheduler: FakeScheduler) -> AsyncIterator[httpx.AsyncClient]:
     ids = frontend.generation.tokenizer.encode(ANSWER, continues=True)
-    scheduler.answer = lambda request, index: [*ids, 257]  # type: ignore[method-assign]
+    scheduler.answer = lambda request, index: [*ids, 257]
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{frontend.http_port}", timeout=60) as client:
         yield client
 

@@ -204,7 +204,12 @@ def test_keywords_of_arguments_without_effect_are_named_unless_strict(model_dire
     assert reading.ignored == ["tools.f.parameters.uniqueItems"]
     grammar_of(lenient, load_vocabulary(model_directory))
     strict = constraint_for(
-        [Tool("f", "", UNIQUE, strict=True)], REQUIRED, parallel=False, kind=HERMES, reading=reading
+        [Tool("f", "", UNIQUE, strict=True)],
+        REQUIRED,
+        parallel=False,
+        kind=HERMES,
+        reading=reading,
+        token_id=no_token,
     )
     assert strict
     with pytest.raises(InvalidRequest, match="uniqueItems"):
