@@ -27,6 +27,8 @@ READ_ALONE = {"beam_search", "max_queue_time", "detach_grace"}
 OF_EVENTS = {"text", "token_ids"}
 # Of the call, or of its headers.
 OF_THE_CALL = {"prompt", "request_id", "model", "constraint", "beam", "add_special_tokens", "prediction", "traceparent"}
+# An interface keeps the tokens that its own parsers need.
+OF_THE_CALL |= {"kept_special_tokens"}
 IN_SECONDS = {"max_queue_s", "detach_grace_s"}
 
 
@@ -108,7 +110,7 @@ def test_the_clients_parameters_have_every_field() -> None:
     ours = {each.name for kind in (client.SamplingParams, client.RequestOptions) for each in fields(kind)}
     named_otherwise = {"top_logprobs": "logprobs", "beam": "beam_search", "detach_grace_s": "detach_grace"}
     # What the client asks for is a call's own business.
-    of_the_call = {"prompt", "constraint", "add_special_tokens", "traceparent", "incremental"}
+    of_the_call = {"prompt", "constraint", "add_special_tokens", "traceparent", "incremental", "kept_special_tokens"}
     asked = {named_otherwise.get(name, row.called) for name, row in FIELDS.items() if name not in of_the_call}
     constraints = {"json_object", "json_schema", "regex", "choice", "grammar"}
     assert asked == ours - constraints - {"timeout"}

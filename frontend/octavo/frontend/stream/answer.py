@@ -133,7 +133,9 @@ class Answer:
             accepted_tokens=drafts.accepted,
             accepted_predictions=drafts.accepted_predictions,
             rejected_predictions=drafts.rejected_predictions,
-            reasoning_tokens=sum(completion.num_reasoning_tokens for completion in self._completions),
+            reasoning_tokens=sum(completion.num_reasoning_tokens for completion in self._completions)
+            if self._reasoning
+            else 0,
         )
 
     def _start(self) -> RequestStarted:

@@ -278,7 +278,7 @@ class Preparation:
         own = await self._text.encode(request.prompt, add_special_tokens=request.add_special_tokens and not prefix)
         prompt_token_ids = prefix + own
         predicted_token_ids = await self._predicted(request, limits)
-        reasoning = self._reasoning(request.prompt, prompt_token_ids)
+        reasoning = self._reasoning(request.prompt, prompt_token_ids) if self._reasoning_format else None
         grammar = await self._grammar(request, reasoning)
         journal = Journal(
             running.request_id,
@@ -344,7 +344,7 @@ class Preparation:
         )
 
     async def _grammar(self, request: GenerationRequest, reasoning: Reasoning | None) -> str:
-        around = self._around(request, reasoning)
+        around = self._around(request, reasoning) if reasoning or request.max_reasoning_tokens is not None else ""
         grammar = await self._text.compile(request.constraint, around) if request.constraint or around else ""
         if len(grammar) > MAX_GRAMMAR:
             raise InvalidRequest(
