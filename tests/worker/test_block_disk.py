@@ -21,6 +21,8 @@ from octavo.wire.steps import (
     BlockContent,
     BlocksFetched,
     DiskMoves,
+    DiskUse,
+    Heartbeat,
     KVDisk,
     SampledToken,
     StepOutcome,
@@ -98,7 +100,7 @@ class MemoryStore:
         self.lent.clear()
 
     def stats(self) -> StoreStats:
-        return StoreStats(len(self.blocks), 0, 0, {})
+        return StoreStats(len(self.blocks), 40, 0, 0, {"evicted": 3})
 
     def close(self) -> None:
         os.close(self._wake)
@@ -167,6 +169,11 @@ def test_the_hello_tells_of_the_disk(tmp_path: Path, store: MemoryStore) -> None
     hello = worker.protocol.beat()
     assert isinstance(hello, WorkerHello)
     assert hello.kv_disk == KVDisk(0.5, mirror=True)
+    store.blocks[b"name"] = b""
+    worker.protocol.receive(WorkerWelcome(EPOCH))
+    beat = worker.protocol.beat()
+    assert isinstance(beat, Heartbeat)
+    assert beat.disk == DiskUse(1, 40, 3)
     plain = WorkerProtocol("w0", worker.runner, lambda: 1)
     hello = plain.beat()
     assert isinstance(hello, WorkerHello)

@@ -9,6 +9,7 @@ it.
 
 import logging
 import select
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from octavo.wire.steps import BlockContent, KVDisk, StepPlan
+from octavo.wire.steps import BlockContent, DiskUse, KVDisk, StepPlan
 from octavo.worker.kv_store.identity import StoreIdentity, block_name
 from octavo.worker.kv_store.loan import Loan, Parts, Payload
 from octavo.worker.kv_store.store import KVStore, StoreStats, Ticket
@@ -101,6 +102,11 @@ class BlockDisk:
 
     def stats(self) -> StoreStats:
         return self._store.stats()
+
+    def use(self) -> DiskUse:
+        """Returns what the scheduler is told of the disk."""
+        stats = self._store.stats()
+        return DiskUse(stats.blocks, stats.capacity_blocks, stats.counts.get("evicted", 0))
 
     def clear(self) -> None:
         """Forgets all that is kept."""
@@ -231,7 +237,8 @@ def opened_disk(
             "%s holds %d blocks in %d segments for this model; one is read in %.3g ms",
             *(directory, stats.blocks, stats.segments, 1000 * read_s),
         )
-        yield BlockDisk(store, KVDisk(read_s, mirror), identity.block_bytes, fill)
+        place = f"{socket.gethostname()}:{directory.resolve()}"
+        yield BlockDisk(store, KVDisk(read_s, mirror, place), identity.block_bytes, fill)
 
 
 def _measured_read(directory: Path, capacity_bytes: int, identity: StoreIdentity) -> float:
