@@ -97,7 +97,7 @@ class GetLoadResponse(_message.Message):
     def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., frontends: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[Worker, _Mapping]]] = ..., preemptions: _Optional[int] = ..., dropped_messages: _Optional[int] = ..., swapped: _Optional[int] = ..., swaps: _Optional[int] = ..., pinned_prefixes: _Optional[int] = ..., tenants: _Optional[_Iterable[_Union[TenantLoad, _Mapping]]] = ..., waiting_tokens: _Optional[int] = ...) -> None: ...
 
 class Worker(_message.Message):
-    __slots__ = ("id", "device", "model", "running", "blocks_total", "blocks_free", "block_size", "steps", "tokens_computed", "tokens_sampled", "times", "blocks_cached", "blocks_cached_free", "blocks_parked", "blocks_pinned", "blocks_referenced", "cpu_blocks_total", "cpu_blocks_free", "cpu_blocks_referenced", "swapped", "steps_in_flight", "token_rate", "state", "world_size", "drafted_tokens", "accepted_tokens", "tiers")
+    __slots__ = ("id", "device", "model", "running", "blocks_total", "blocks_free", "block_size", "steps", "tokens_computed", "tokens_sampled", "times", "blocks_cached", "blocks_cached_free", "blocks_parked", "blocks_pinned", "blocks_referenced", "cpu_blocks_total", "cpu_blocks_free", "cpu_blocks_referenced", "swapped", "steps_in_flight", "token_rate", "state", "world_size", "drafted_tokens", "accepted_tokens", "tiers", "moved_in")
     ID_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -125,6 +125,7 @@ class Worker(_message.Message):
     DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
+    MOVED_IN_FIELD_NUMBER: _ClassVar[int]
     id: str
     device: str
     model: str
@@ -152,7 +153,8 @@ class Worker(_message.Message):
     drafted_tokens: _containers.RepeatedScalarFieldContainer[int]
     accepted_tokens: _containers.RepeatedScalarFieldContainer[int]
     tiers: _containers.RepeatedCompositeFieldContainer[CacheTier]
-    def __init__(self, id: _Optional[str] = ..., device: _Optional[str] = ..., model: _Optional[str] = ..., running: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., block_size: _Optional[int] = ..., steps: _Optional[int] = ..., tokens_computed: _Optional[int] = ..., tokens_sampled: _Optional[int] = ..., times: _Optional[_Union[StageTimes, _Mapping]] = ..., blocks_cached: _Optional[int] = ..., blocks_cached_free: _Optional[int] = ..., blocks_parked: _Optional[int] = ..., blocks_pinned: _Optional[int] = ..., blocks_referenced: _Optional[int] = ..., cpu_blocks_total: _Optional[int] = ..., cpu_blocks_free: _Optional[int] = ..., cpu_blocks_referenced: _Optional[int] = ..., swapped: _Optional[int] = ..., steps_in_flight: _Optional[int] = ..., token_rate: _Optional[float] = ..., state: _Optional[_Union[WorkerState, str]] = ..., world_size: _Optional[int] = ..., drafted_tokens: _Optional[_Iterable[int]] = ..., accepted_tokens: _Optional[_Iterable[int]] = ..., tiers: _Optional[_Iterable[_Union[CacheTier, _Mapping]]] = ...) -> None: ...
+    moved_in: int
+    def __init__(self, id: _Optional[str] = ..., device: _Optional[str] = ..., model: _Optional[str] = ..., running: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., block_size: _Optional[int] = ..., steps: _Optional[int] = ..., tokens_computed: _Optional[int] = ..., tokens_sampled: _Optional[int] = ..., times: _Optional[_Union[StageTimes, _Mapping]] = ..., blocks_cached: _Optional[int] = ..., blocks_cached_free: _Optional[int] = ..., blocks_parked: _Optional[int] = ..., blocks_pinned: _Optional[int] = ..., blocks_referenced: _Optional[int] = ..., cpu_blocks_total: _Optional[int] = ..., cpu_blocks_free: _Optional[int] = ..., cpu_blocks_referenced: _Optional[int] = ..., swapped: _Optional[int] = ..., steps_in_flight: _Optional[int] = ..., token_rate: _Optional[float] = ..., state: _Optional[_Union[WorkerState, str]] = ..., world_size: _Optional[int] = ..., drafted_tokens: _Optional[_Iterable[int]] = ..., accepted_tokens: _Optional[_Iterable[int]] = ..., tiers: _Optional[_Iterable[_Union[CacheTier, _Mapping]]] = ..., moved_in: _Optional[int] = ...) -> None: ...
 
 class CacheTier(_message.Message):
     __slots__ = ("tier", "blocks", "capacity", "hits", "hit_tokens", "evicted_blocks", "missed_blocks", "moves", "place")

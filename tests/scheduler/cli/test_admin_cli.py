@@ -352,19 +352,7 @@ async def test_the_tiers_of_every_worker_are_listed_and_added_up(cluster: Cluste
     # One place, of which the second worker knows more.
     assert (disk["blocks"], disk["capacity"], disk["evicted_blocks"]) == (60, 400, 2)
     lines = (await output("cache", "list")).splitlines()
-    assert lines[0].split() == [
-        "WORKER",
-        "TIER",
-        "BLOCKS",
-        "ROOM",
-        "USED",
-        "HITS",
-        "TOKENS",
-        "EVICTED",
-        "MISSED",
-        "MOVED",
-        "PLACE",
-    ]
+    assert lines[0].split()[:6] == ["WORKER", "TIER", "BLOCKS", "ROOM", "USED", "HITS"]
     assert [line.split()[:5] for line in lines[1:4]] == [
         ["worker-1", "device", "2", "20", "10%"],
         ["worker-1", "cpu", "0", "6", "0%"],

@@ -70,6 +70,7 @@ def explanation_lines(explanation: pb.Explanation) -> Iterator[str]:
         yield from cache_lines(explanation.cache)
         return
     where = f" on {status.worker_id}" if status.worker_id else ""
+    where += f", on its way to {status.moves_to}" if status.moves_to else ""
     yield f"{status.request_id}: {_STATE_NAMES[status.state]}{where}, {_seconds(status)} after it came"
     yield (
         f"  {status.prompt_tokens} prompt tokens, {status.output_tokens} generated in {status.sequences} sequences,"

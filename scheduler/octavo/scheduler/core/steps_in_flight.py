@@ -65,6 +65,8 @@ class ReplicaStats:
     prepare_us: int = 0
     model_us: int = 0
     sample_us: int = 0
+    # Requests that have come from other replicas.
+    taken_in: int = 0
     # By tier of the prefix cache: requests that found some of their beginnings there, and the tokens of these.
     hits: Counter[Tier] = field(default_factory=Counter)
     hit_tokens: Counter[Tier] = field(default_factory=Counter)

@@ -233,6 +233,7 @@ def _worker(replica: Replica) -> pb.Worker:
         accepted_tokens=stats.accepted,
         times=pb.StageTimes(prepare_us=stats.prepare_us, model_us=stats.model_us, sample_us=stats.sample_us),
         tiers=[_tier(use, stats) for use in kv.tiers],
+        moved_in=stats.taken_in,
     )
 
 
