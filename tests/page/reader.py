@@ -58,6 +58,7 @@ _FIND: Final = """(wanted) => {
     for (let i = 0; i < data.length; i += 4) {
       const name = "#" + [data[i], data[i + 1], data[i + 2]].map((part) => part.toString(16).padStart(2, "0")).join("");
       if (data[i + 3] !== 255 || name !== wanted) continue;
+      canvas.scrollIntoView({ block: "nearest" });
       const box = canvas.getBoundingClientRect(), at = i / 4, ratio = devicePixelRatio;
       return [box.left + (at % canvas.width) / ratio + 2, box.top + Math.floor(at / canvas.width) / ratio + 2];
     }

@@ -67,7 +67,9 @@ def test_commands_have_words_for_all_that_is_told() -> None:
 def test_what_is_found_is_told_by_tier() -> None:
     counted = {field.name for field in pb.CacheLookup.DESCRIPTOR.fields if field.name.endswith("_tokens")}
     assert counted == {f"{tier}_tokens" for tier in Tier}
-    told = pb.CacheLookup(tokens=99, **{f"{tier}_tokens": count for count, tier in enumerate(Tier, start=11)})
+    told = pb.CacheLookup(tokens=99)
+    for count, tier in enumerate(Tier, start=11):
+        setattr(told, f"{tier}_tokens", count)
     line = next(iter(operate.cache_lines(told)))
     assert all(f"{count} " in line for count in range(11, 11 + len(Tier))), line
 

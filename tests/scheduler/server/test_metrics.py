@@ -178,7 +178,9 @@ def test_what_a_disk_holds_is_what_its_worker_said_last(make_cluster: MakeCluste
 
 
 def test_every_tier_has_a_name_for_operators() -> None:
-    assert {tier_name(value) for _, value in pb.Tier.items()} == {*Tier, "unspecified"}
+    declared = (pb.TIER_UNSPECIFIED, pb.TIER_DEVICE, pb.TIER_CPU, pb.TIER_DISK)
+    assert {tier_name(tier) for tier in declared} == {*Tier, "unspecified"}
+    assert len(declared) == len(pb.Tier.items())
     assert {field.name for field in fields(TierTokens)} == set(Tier)
 
 
