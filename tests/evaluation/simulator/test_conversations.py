@@ -36,8 +36,8 @@ def talk(name: str = "a", turns: int = 3, at_s: float = 0.0) -> list[Job]:
     jobs = [Job(at_s, 33, 8, conversation=name, turn=1)]
     for turn in range(2, turns + 1):
         history = jobs[-1].prompt_tokens + 8
-        placed = {"conversation": name, "turn": turn, "history_tokens": history, "think_s": THINK_S}
-        jobs.append(Job(at_s, history + 33, 8, **placed))
+        later = Job(at_s, history + 33, 8, conversation=name, turn=turn, history_tokens=history, think_s=THINK_S)
+        jobs.append(later)
     return jobs
 
 

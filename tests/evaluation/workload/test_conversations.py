@@ -122,7 +122,7 @@ def test_turns_are_summed_up_by_their_numbers() -> None:
     head, _, line = turns_text([first, second])
     assert head.split()[:4] == ["turn", "requests", "prompts", "computed"]
     assert line.split() == ["2", "2", "50", "30", "(60%)", "500", "ms", "745", "ms"]
-    assert turns_text([]) == by_turn([]) == []
+    assert (turns_text([]), by_turn([])) == ([], [])
     assert turns_text([TurnSummary(1, 1, 10, 10, None)])[1].endswith("-")
 
 

@@ -8,6 +8,7 @@ it.
 """
 
 import logging
+import os
 import select
 import socket
 import time
@@ -29,6 +30,7 @@ logger = logging.getLogger(__name__)
 # The bytes, and the blocks at most, of a piece, which is read at once; and the pieces under way. On a CPU nobody looks
 # at what was read before a step is done: so much is waiting then that many requests can start at once.
 _PIECE_BYTES, _PIECE_BLOCKS, _PIECES = 4 << 20, 256, 24
+_LONGEST_PLACE = 4096
 _MEASURED_BLOCKS, _MEASURE_TIMEOUT_S = 8, 2.0
 
 
@@ -237,8 +239,12 @@ def opened_disk(
             "%s holds %d blocks in %d segments for this model; one is read in %.3g ms",
             *(directory, stats.blocks, stats.segments, 1000 * read_s),
         )
-        place = f"{socket.gethostname()}:{directory.resolve()}"
-        yield BlockDisk(store, KVDisk(read_s, mirror, place), identity.block_bytes, fill)
+        yield BlockDisk(store, KVDisk(read_s, mirror, _place(directory)), identity.block_bytes, fill)
+
+
+def _place(directory: Path) -> str:
+    """Names the directory among those of other hosts, as far as a message has room and letters for it."""
+    return f"{socket.gethostname()}:{os.fsencode(directory.resolve()).decode(errors='replace')}"[:_LONGEST_PLACE]
 
 
 def _measured_read(directory: Path, capacity_bytes: int, identity: StoreIdentity) -> float:
