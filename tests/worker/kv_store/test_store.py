@@ -161,7 +161,11 @@ def test_the_oldest_blocks_make_way_and_those_in_use_stay(directory: Path) -> No
         store.flush(60)
         assert not got(store, range(1, 160), 4096)
         assert got(store, range(185, 200), 4096) == [*range(185, 200)]
-        counts = store.stats().counts
+        stats = store.stats()
+        counts = stats.counts
+        # All that is not there any more; what was written anew is.
+        assert counts["evicted"] == 200 - stats.blocks
+        assert stats.capacity_blocks == 40
         # It was written anew once for three quarters of the capacity, and not at each read.
         assert 5 <= counts["renewed"] <= 8
         assert counts["written"] == 200 + counts["renewed"]
