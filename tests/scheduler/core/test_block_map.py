@@ -1,6 +1,7 @@
 """What every block is used for. (That it is so in any state, `test_scheduler_machine` sees.)"""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -140,7 +141,7 @@ def test_it_is_so_in_every_step_of_a_crowd(make_cluster: MakeCluster, windows: t
 
 def test_what_a_disk_reads_arrives_and_is_cached_then(make_cluster: MakeCluster) -> None:
     cluster, disk = make_cluster(max_steps_in_flight=1), FakeDisk()
-    sizes = {"num_blocks": 20, "block_size": 4, "num_cpu_blocks": 8, "disk": disk, "mirror": True}
+    sizes: dict[str, Any] = {"num_blocks": 20, "block_size": 4, "num_cpu_blocks": 8, "disk": disk, "mirror": True}
     cluster.join(1, **sizes)
     cluster.submit(make_request("a", 13, 2, shared=13))
     cluster.run()
