@@ -16,7 +16,7 @@ from octavo.testing.depth import deep_rows
 COMMANDS = [
     *("serve", "frontend", "scheduler", "replay", "explain", "requests", "top", "prefix"),
     *("worker", "generate", "chat", "health", "prepare-model", "convert-weights", "quantize", "keys"),
-    *("bench", "evaluate"),
+    *("bench", "evaluate", "cache"),
 ]
 
 
@@ -35,6 +35,7 @@ def test_every_command_explains_itself(command: str) -> None:
         (["worker"], "OCTAVO_DTYPE"),
         (["generate"], "OCTAVO_API_KEY"),
         (["prefix", "pin"], "OCTAVO_ADMIN_ADDRESS"),
+        (["cache", "list"], "OCTAVO_ADMIN_ADDRESS"),
         ([], "OCTAVO_LOG_LEVEL"),
     ],
 )
@@ -69,6 +70,7 @@ def test_an_unknown_command_is_a_usage_error() -> None:
         ("evaluate", "tokenizers", "worker"),
         ("frontend", "tokenizers", "frontend"),
         ("bench", "httpx", "bench"),
+        ("cache verify --disk .", "xxhash", "worker"),
         *deep_rows(
             ("prepare-model", "torch", "worker"),
             ("evaluate", "torch", "worker"),
@@ -88,7 +90,7 @@ def test_a_command_whose_extra_is_missing_says_how_to_install_it(
         f"        if name.partition('.')[0] == {absent!r}: raise ModuleNotFoundError(name, name={absent!r})\n"
         "sys.meta_path.insert(0, Absent())\n"
         "from octavo.cli.main import main\n"
-        f"main([{command!r}])"
+        f"main({command.split()!r})"
     )
     write_byte_model(tmp_path / "model")
     environment = {
@@ -103,8 +105,8 @@ def test_a_command_whose_extra_is_missing_says_how_to_install_it(
     )
     assert result.returncode == 1, result.stderr
     assert result.stderr.splitlines()[-1] == (
-        f"Error: `octavo {command}` needs {absent}, which is not installed; in Octavo's source tree run:"
-        f" pip install '.[{extra}]'"
+        f"Error: `octavo {command.partition(' --')[0]}` needs {absent}, which is not installed; in Octavo's source"
+        f" tree run: pip install '.[{extra}]'"
     )
     assert "Traceback" not in result.stderr
 
@@ -112,7 +114,11 @@ def test_a_command_whose_extra_is_missing_says_how_to_install_it(
 @pytest.mark.parametrize(("command", "extra"), [("worker", "worker"), ("frontend", "frontend")])
 def test_what_several_extras_install_is_asked_for_by_that_of_the_command(command: str, extra: str) -> None:
     with pytest.raises(click.ClickException, match=rf"`octavo {command}` needs llguidance.*'\.\[{extra}\]'"):
-        _explain(command, ModuleNotFoundError("No module named 'llguidance'", name="llguidance"))
+        _explain(
+            command,
+            ModuleNotFoundError("No module named 'llguidance'", name="llguidance"),
+            f"octavo.{command}.cli.{command}:{command}",
+        )
 
 
 @pytest.mark.parametrize(

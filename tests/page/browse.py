@@ -29,7 +29,7 @@ def shows_what_is_there(reader: Reader) -> str:
     expect(reader.page.locator("#model")).to_have_text("model")
     expect(reader.page.locator("#live-status")).to_have_text("as the scheduler sees it")
     counts = " ".join(reader.text("#counts").split())
-    assert counts == "waiting 0 running 0 swapped out 0 preemptions 0 frontends 2 workers 1", counts
+    assert counts == "waiting 0 running 0 swapped out 0 preemptions 0 moved 0 frontends 2 workers 1", counts
     legend = reader.legend()
     assert legend["pinned"] > 0
     assert sum(legend.values()) == 96 + 48, legend
@@ -42,7 +42,7 @@ def keeps_the_pools_apart(reader: Reader) -> str:
     """Each with a caption; that in CPU memory is folded while nothing is in it, unless its reader opens it."""
     device, cpu = reader.pools()
     assert re.fullmatch(r"KV blocks on the device: \d+ of 96 in use, 16 tokens each", device["caption"]), device
-    assert cpu["caption"] == "Blocks in CPU memory, for requests swapped out: 0 of 48 in use", cpu
+    assert cpu["caption"] == "Blocks in CPU memory, for requests swapped out and what is cached: 0 of 48 in use", cpu
     assert (device["folded"], cpu["folded"]) == (False, True)
     squares = reader.page.locator(".cpu canvas")
     expect(squares).to_be_hidden()
@@ -78,6 +78,93 @@ def streams_an_answer(reader: Reader) -> str:
 
 def leaves_cached_blocks(reader: Reader) -> str:
     return str(until(lambda: reader.legend()["cached"], "a cached block"))
+
+
+def tells_of_every_tier(reader: Reader) -> str:
+    """What was just said is said once more, and found on the device; a mirror has it on the disk."""
+    reader.start_anew()
+    for _ in range(2):
+        reader.answer("Tell me at length of the tiers of a cake, from the first of them to the last.", 3)
+        reader.start_anew()
+
+    def told() -> list[str]:
+        lines = [line.strip() for line in reader.page.locator(".tiers li").all_text_contents()]
+        is_found = re.match(
+            r"[1-9]\d* of 96 blocks cached on the device; found there [1-9]\d* tokens of [1-9]", lines[0]
+        )
+        is_kept = re.match(r"[1-9]\d* of [1-9]\d+ blocks cached on the disk; .*/kv\)$", lines[2])
+        return lines if is_found and is_kept else []
+
+    lines: list[str] = until(told, "the tiers")
+    assert len(lines) == 3, lines
+    assert lines[1].startswith("0 of 48 blocks cached in CPU memory; found there 0 tokens of 0 requests"), lines
+    assert "moved to disk" in lines[0], lines
+    bar = reader.page.locator(".tiers li[data-tier=device] meter")
+    assert (bar.evaluate("bar => bar.max"), bar.evaluate("bar => bar.value") > 0) == (96, True)
+    return "; ".join(line.split(";")[0] for line in lines)
+
+
+# Of requests that two workers hold, one of which is on its way.
+_TOLD: Final[dict[str, Any]] = {
+    "load": {
+        **dict.fromkeys(("waiting", "swapped", "preemptions"), 0),
+        **{"running": 1, "moved": 4, "frontends": 1, "workers": ["w0", "w1"]},
+    },
+    **dict.fromkeys(("at_s", "first_tokens", "first_token_s", "between_tokens", "between_tokens_s"), 0),
+    "frontend_ids": ["f0"],
+    "workers": [
+        {
+            **{"id": name, "device": "fake", "token_rate": 1, "tokens_sampled": 0, "block_size": 16},
+            **{"moved_in": moved_in, "tiers": [], "states": "AQI=", "cpu_states": "CA==", "owners": []},
+        }
+        for name, moved_in in (("w0", 0), ("w1", 4))
+    ],
+}
+_ON_ITS_WAY: Final[dict[str, Any]] = {
+    **{"request_id": "r", "frontend_id": "f0", "state": "running", "tenant": "", "worker_id": "w0", "moves_to": "w1"},
+    **dict.fromkeys(("prompt_tokens", "computed_tokens", "output_tokens", "sequences", "preemptions", "swaps"), 2),
+    "age_s": 1.5,
+}
+_EXPLAINED: Final[dict[str, Any]] = {
+    **_ON_ITS_WAY,
+    **{"queue_position": 0, "ahead": [], "steps": 0, "tokens_in_flight": 0},
+    "obstacles": [
+        {"worker_id": "w1", "kind": kind, "needed": 3, "available": 0} for kind in ("move", "disk", "of another time")
+    ],
+    "cache": {
+        **{"worker_id": "w0", "tokens": 60, "device_tokens": 16, "cpu_tokens": 32, "disk_tokens": 0},
+        **{"reason": "evicted", "position": 48, "evicted_s": 2.5, "token": None, "other_token": None, "elsewhere": ""},
+    },
+}
+
+
+def tells_of_moves(reader: Reader) -> str:
+    """As a scheduler would tell of two workers and a request that moves between them."""
+    page = reader.page.context.new_page()
+    snapshot = f"data: {json.dumps({**_TOLD, 'requests': [_ON_ITS_WAY]})}\n\n"
+    page.route(f"{reader.url}/live", lambda route: route.fulfill(content_type="text/event-stream", body=snapshot))
+    page.route(f"{reader.url}/requests/**", lambda route: route.fulfill(json={"explanations": [_EXPLAINED]}))
+    page.goto(reader.url)
+    row = page.locator("[data-request=r]")
+    expect(row.locator(".worker")).to_have_text("w0 to w1")
+    expect(page.locator("#counts")).to_contain_text("moved4")
+    expect(page.locator("[data-worker=w1] h4")).to_contain_text("4 requests came from other workers")
+    assert "came from" not in str(page.locator("[data-worker=w0] h4").text_content())
+    assert page.locator("[data-worker=w0] .cpu li[data-state=arriving]").text_content() == "arriving 1"
+    row.get_by_role("button", name="Explain").click()
+    expect(page.locator(".told")).to_contain_text("w1: waits for of another time")
+    told = page.locator(".told td div").all_text_contents()
+    assert told[0] == "running on w0, on its way to w1, 1.5 s after it came", told
+    assert told[2:4] == [
+        "found computed: 48 of 60 tokens: 16 on the device, 32 in CPU memory, 0 on the disk; w0",
+        "the block with token 48 made way for others 2.5 s before",
+    ], told
+    assert told[5:7] == [
+        "w1: the worker copies 3 KV blocks of it, to go on with them",
+        "w1: the worker's disk is reading 3 KV blocks of it",
+    ], told
+    page.close()
+    return str(told[5])
 
 
 def shows_every_answer(reader: Reader) -> str:
@@ -219,10 +306,10 @@ def shows_every_state_of_blocks(reader: Reader) -> str:
                 tip = reader.hover(state)
                 if f": {state}, " in tip:
                     tips[state] = tip
-            if seen >= set(COLOURS) - {"parked"} and len(tips) == 4:
+            if seen >= set(COLOURS) - {"parked", "arriving"} and len(tips) == 4:
                 break
             time.sleep(0.05)
-        assert seen >= set(COLOURS) - {"parked"}, seen
+        assert seen >= set(COLOURS) - {"parked", "arriving"}, seen
         assert len(tips) == 4, tips
         assert re.fullmatch(r"KV block \d+: pinned, pinned prefix clerk", tips["pinned"]), tips
         assert re.fullmatch(r"KV block \d+: shared, request \S+", tips["shared"]), tips
@@ -501,6 +588,8 @@ def browse(browser: Browser, given: argparse.Namespace) -> int:
             keeps_the_pools_apart,
             streams_an_answer,
             leaves_cached_blocks,
+            tells_of_every_tier,
+            tells_of_moves,
             shows_every_answer,
             talks_with_a_history,
             a_new_conversation_ends_the_old_one,

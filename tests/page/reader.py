@@ -15,7 +15,7 @@ from typing import Any, Final
 from playwright.sync_api import Page  # type: ignore[import-not-found]
 
 DEVICE_STATES: Final = ("free", "cached", "private", "shared", "pinned", "parked")
-CPU_STATES: Final = ("free", "swapped")
+CPU_STATES: Final = ("free", "cached", "swapped")
 # Of the page as it is shown in light colours: those of states.js.
 COLOURS: Final = {
     "free": "#e6e2d8",
@@ -25,6 +25,7 @@ COLOURS: Final = {
     "pinned": "#8d63b0",
     "parked": "#8b9298",
     "swapped": "#b4574a",
+    "arriving": "#2f9aa8",
 }
 LONG_PROMPT: Final = "Once upon a time there was a printer who set eight leaves from every sheet. " * 2
 _WAIT_S: Final = 60.0
@@ -57,6 +58,7 @@ _FIND: Final = """(wanted) => {
     for (let i = 0; i < data.length; i += 4) {
       const name = "#" + [data[i], data[i + 1], data[i + 2]].map((part) => part.toString(16).padStart(2, "0")).join("");
       if (data[i + 3] !== 255 || name !== wanted) continue;
+      canvas.scrollIntoView({ block: "nearest" });
       const box = canvas.getBoundingClientRect(), at = i / 4, ratio = devicePixelRatio;
       return [box.left + (at % canvas.width) / ratio + 2, box.top + Math.floor(at / canvas.width) / ratio + 2];
     }
@@ -147,8 +149,9 @@ class Reader:
         told = dict.fromkeys(COLOURS, 0)
         for pool, states in zip(self.pools(), (DEVICE_STATES, CPU_STATES), strict=True):
             counts = {name: int(text.removeprefix(name)) for name, text in pool["legend"].items()}
-            assert tuple(counts) == states, counts
-            shown = {name: round(pool["seen"].get(COLOURS[name], 0)) for name in states}
+            # What is being read is rarely seen, and told only then.
+            assert tuple(counts) in (states, (*states, "arriving")), counts
+            shown = {name: round(pool["seen"].get(COLOURS[name], 0)) for name in counts}
             assert pool["folded"] or shown == counts, (shown, counts)
             assert set(pool["seen"]) <= set(COLOURS.values()), pool
             for name, count in counts.items():

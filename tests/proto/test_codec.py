@@ -77,6 +77,7 @@ from octavo.wire.steps import (
     BlocksPulled,
     Candidates,
     DiskMoves,
+    DiskUse,
     FailureReason,
     FromWorker,
     Heartbeat,
@@ -229,6 +230,8 @@ DIRECTIONS: dict[str, tuple[Any, list[Any]]] = {
             BlocksPulled(EPOCH, 3, 1, is_complete=True),
             Heartbeat(EPOCH, 3, 1),
             Heartbeat(EPOCH, 3, 1, draining=True),
+            Heartbeat(EPOCH, 3, 1, disk=DiskUse(5, 9, 2)),
+            msgspec.structs.replace(HELLO, kv_disk=KVDisk(place="host:/kv")),
             WorkerGoodbye(EPOCH, 3),
         ],
     ),
@@ -381,6 +384,7 @@ def test_a_place_in_a_queue_has_32_bits() -> None:
         ("costs", StepCosts(PrefillCosts(0.0, 0.0, float("inf")), COSTS.swap)),
         ("costs", StepCosts(COSTS.prefill, SwapCosts(3601.0, 0.0, 0.0))),
         ("kv_disk", KVDisk(-0.1)),
+        ("kv_disk", KVDisk(place="x" * 4097)),
     ],
 )
 def test_workers_out_of_range_are_refused(field: str, value: Any) -> None:

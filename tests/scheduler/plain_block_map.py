@@ -49,10 +49,20 @@ def _states(replica: Replica) -> list[int]:
 def _cpu_states(replica: Replica) -> list[int]:
     space = paged(replica).swap_space
     held = {block_id for table in space.tables.values() for block_id in table.block_ids}
-    return [
-        int(pb.BLOCK_STATE_SWAPPED if block_id in held else pb.BLOCK_STATE_FREE)
-        for block_id in range(space.pool.num_blocks)
-    ]
+    kv = paged(replica)
+    arriving = {move.target for arrival in space.arrivals for move in arrival.moves}
+    if kv.disk is not None:
+        arriving |= set(kv.disk.held)
+    states = []
+    for block_id in range(space.pool.num_blocks):
+        if block_id in held:
+            states.append(pb.BLOCK_STATE_SWAPPED)
+        elif block_id in arriving:
+            states.append(pb.BLOCK_STATE_ARRIVING)
+        else:
+            cached = kv.cpu_blocks.cache.content(block_id) is not None
+            states.append(pb.BLOCK_STATE_CACHED if cached else pb.BLOCK_STATE_FREE)
+    return [int(state) for state in states]
 
 
 def _owners(replica: Replica) -> list[tuple[str, bool, set[int], set[int]]]:

@@ -21,7 +21,7 @@ from octavo.frontend.stream.metrics import LOAD_METRICS, CellMetrics, FrontendMe
 from octavo.runtime.telemetry.metrics import expose, render
 from octavo.scheduler.server.metrics import RequestSpans, SchedulerMetrics
 from octavo.testing.metrics import FakeCell, FakeCells
-from octavo.v1.admin_pb2 import GetLoadResponse, Worker
+from octavo.v1.admin_pb2 import TIER_CPU, TIER_DISK, CacheTier, GetLoadResponse, TierMoves, Worker
 from octavo.wire.requests import BlockUse, ServiceLoad
 from octavo.worker.metrics import WorkerMetrics
 
@@ -50,7 +50,8 @@ class Frontend(Collector):
 
 def scheduler() -> Collector:
     metrics = SchedulerMetrics(lambda: 0.0, RequestSpans(lambda: 0.0))
-    metrics.publish(GetLoadResponse(workers=[Worker(id="w0", model="model")]))
+    disk = CacheTier(tier=TIER_DISK, moves=[TierMoves(to=TIER_CPU, blocks=1)])
+    metrics.publish(GetLoadResponse(workers=[Worker(id="w0", model="model", tiers=[disk])]))
     return metrics
 
 

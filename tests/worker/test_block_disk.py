@@ -4,6 +4,7 @@ and nothing of one life reaches the blocks of the next."""
 import hashlib
 import os
 import re
+import socket
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
@@ -21,6 +22,8 @@ from octavo.wire.steps import (
     BlockContent,
     BlocksFetched,
     DiskMoves,
+    DiskUse,
+    Heartbeat,
     KVDisk,
     SampledToken,
     StepOutcome,
@@ -31,7 +34,7 @@ from octavo.wire.steps import (
     WorkerWelcome,
 )
 from octavo.worker import block_disk
-from octavo.worker.block_disk import BlockDisk
+from octavo.worker.block_disk import BlockDisk, opened_disk
 from octavo.worker.fake.runner import FakeVocabulary, expected_tokens
 from octavo.worker.kv_store.identity import block_name
 from octavo.worker.kv_store.loan import Loan, Parts, Payload
@@ -98,7 +101,7 @@ class MemoryStore:
         self.lent.clear()
 
     def stats(self) -> StoreStats:
-        return StoreStats(len(self.blocks), 0, 0, {})
+        return StoreStats(len(self.blocks), 40, 0, 0, {"evicted": 3})
 
     def close(self) -> None:
         os.close(self._wake)
@@ -167,6 +170,11 @@ def test_the_hello_tells_of_the_disk(tmp_path: Path, store: MemoryStore) -> None
     hello = worker.protocol.beat()
     assert isinstance(hello, WorkerHello)
     assert hello.kv_disk == KVDisk(0.5, mirror=True)
+    store.blocks[b"name"] = b""
+    worker.protocol.receive(WorkerWelcome(EPOCH))
+    beat = worker.protocol.beat()
+    assert isinstance(beat, Heartbeat)
+    assert beat.disk == DiskUse(1, 40, 3)
     plain = WorkerProtocol("w0", worker.runner, lambda: 1)
     hello = plain.beat()
     assert isinstance(hello, WorkerHello)
@@ -421,3 +429,12 @@ def test_what_contradicts_the_blocks_or_the_moves_is_refused(
     assert result.outcome is StepOutcome.FAILED
     assert re.search(why, result.detail), result.detail
     assert (store.reading, store.lent) == ([], [])
+
+
+def test_the_place_of_a_disk_can_be_told_whatever_its_name(tmp_path: Path) -> None:
+    identity = Worker(tmp_path, MemoryStore()).runner.kv_identity
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/kv-\xff"))
+    with opened_disk(odd, 1 << 24, identity, lambda block_id, payload: None, mirror=False, measures=False) as disk:
+        description = disk.description
+    assert description.place == f"{socket.gethostname()}:{tmp_path}/kv-\ufffd"
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(description), type=KVDisk) == description

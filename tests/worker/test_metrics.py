@@ -163,7 +163,6 @@ def test_a_disk_is_told_of_by_what_became_of_blocks(worker: Worker, tmp_path: Pa
         assert disk.fetched() == [(1, [False])]
         found = told(worker.metrics, "end")
         assert {name: value for name, value in found.items() if "disk" in name} == {
-            "octavo_worker_disk_kv_blocks": 1,
             "octavo_worker_disk_moves_total written": 1,
             "octavo_worker_disk_moves_total kept": 1,
             "octavo_worker_disk_moves_total missed": 1,

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
+from octavo.loadgen.events import TimedCommand
 from octavo.loadgen.report import SessionOutcome, make_outcome, outcome_text
 from octavo.loadgen.servers import Asking, Secrets, ServerAddress, TargetError
 from octavo.loadgen.session import Session, Side
@@ -73,6 +74,15 @@ def bench() -> None:
 )
 @click.option("--warm-up", type=click.IntRange(min=0), default=4, help="Requests before each run that do not count.")
 @click.option("--timeout", type=click.FloatRange(min=0.0, min_open=True), default=600.0, help="Seconds, by request.")
+@click.option(
+    "--at",
+    "commands",
+    nargs=2,
+    type=(click.FloatRange(min=0.0), str),
+    multiple=True,
+    help="Seconds from each run's start, and a shell's command that is run then, such as one that restarts a worker.",
+)
+@click.option("--scheduler-admin", default="", help="Admin service of the server's scheduler, to tell tiers apart.")
 @click.option("--goodput", callback=_by(Targets.parse), help="Limits to be kept, as ttft<1s,itl<50ms.")
 @click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write the report here too.")
 @click.option("--api-key", envvar="OCTAVO_API_KEY", show_default=False, help="Better not on the line.")
@@ -87,6 +97,8 @@ def serve(
     compare_model: str,
     warm_up: int,
     timeout: float,
+    commands: tuple[tuple[float, str], ...],
+    scheduler_admin: str,
     goodput: Targets | None,
     file: Path | None,
     api_key: str | None,
@@ -105,12 +117,15 @@ def serve(
     if other is not None:
         secrets = _secrets(compare_api_key, ca_certificate, _OTHER_KEY)
         sides.append(Side(other, replace(asking, model=compare_model), secrets))
+    if scheduler_admin and other is not None:
+        raise click.UsageError("--scheduler-admin is of one server, so it does not go with --compare")
     jobs = read_jobs(settings)
     _check(jobs, asking, sides, file)
     _prepare_process()
     interrupted, fault = False, None
     try:
-        asyncio.run(Session(jobs, rounds, warm_up, timeout).run(sides))
+        timed = [TimedCommand(*command) for command in commands]
+        asyncio.run(Session(jobs, rounds, warm_up, timeout, timed, scheduler_admin).run(sides))
     except KeyboardInterrupt:
         interrupted = True
     except TargetError as error:
@@ -153,6 +168,12 @@ def _check(jobs: Sequence[Job], asking: Asking, sides: Sequence[Side], file: Pat
     over_http = any(side.target.protocol == "http" for side in sides)
     if over_http and not asking.extensions and any(job.beam_width for job in jobs):
         raise click.UsageError("OpenAI's own API has no beam search; leave out --openai-only or --beam-width")
+    hides_ids = over_http and not (asking.chat or asking.as_text or asking.counted)
+    if hides_ids and any(job.turn > 1 for job in jobs):
+        raise click.UsageError(
+            "the next turn of a conversation begins with the token ids of the answer before, which an HTTP server tells"
+            " if asked: give --count-tokens, or --prompts text or --api chat"
+        )
     try:
         # Better reported now than when there is something to write.
         if file is not None:

@@ -21,7 +21,18 @@ from octavo.client import (
     Usage,
 )
 from octavo.client.retries import STREAM_LOST
-from octavo.loadgen.servers import AnswerRecorder, Asking, Call, Failure, Lot, Secrets, ServerAddress, TargetError
+from octavo.loadgen.servers import (
+    NOTHING_SAID,
+    AnswerRecorder,
+    Asking,
+    Call,
+    Failure,
+    Lot,
+    Said,
+    Secrets,
+    ServerAddress,
+    TargetError,
+)
 from octavo.runtime.transport.no_server import explain_no_server
 from octavo.workload.job import Job
 
@@ -70,9 +81,10 @@ class GrpcTransport:
         self._asking = replace(self._asking, model=wanted or (names[0] if names else ""))
         return self._asking.model
 
-    def prepare(self, job: Job, index: int) -> Call:
+    def prepare(self, job: Job, index: int, said: Said = NOTHING_SAID) -> Call:
         options = RequestOptions(model=self._asking.model, priority=job.priority or None, tenant=job.tenant)
-        return partial(self._ask, self._asking.prompt(job, index), _sampling(job, self._asking.temperature), options)
+        prompt = self._asking.prompt(job, index, said)
+        return partial(self._ask, prompt, _sampling(job, self._asking.temperature), options)
 
     async def _ask(
         self, prompt: Prompt, params: SamplingParams, options: RequestOptions, answer: AnswerRecorder
@@ -108,6 +120,7 @@ def _tell(answer: AnswerRecorder, event: Event) -> None:
     match event:
         case Delta() if event.token_ids:
             answer.tokens(event.index, len(event.token_ids))
+            answer.says(event.text, event.token_ids)
         case Usage():
             answer.usage(event.prompt_tokens, event.completion_tokens, event.cached_prompt_tokens, event.preemptions)
 

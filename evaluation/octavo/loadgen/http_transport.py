@@ -11,11 +11,13 @@ import httpx
 import msgspec
 
 from octavo.loadgen.servers import (
+    NOTHING_SAID,
     AnswerRecorder,
     Asking,
     Call,
     Failure,
     Lot,
+    Said,
     Secrets,
     ServerAddress,
     TargetError,
@@ -58,6 +60,12 @@ class Choice(msgspec.Struct, gc=False):
         if self.token_ids is not None:
             return len(self.token_ids)
         return 1 if self.text or self.delta or self.message else 0
+
+    @property
+    def said(self) -> str:
+        """Returns the text of the answer itself, without what was thought before it."""
+        told = self.delta or self.message
+        return self.text or (told and told.content) or ""
 
 
 class Details(msgspec.Struct, gc=False):
@@ -160,6 +168,7 @@ class ChunkReader:
         for choice in chunk.choices:
             if count := choice.num_tokens:
                 self._answer.tokens(choice.index, count)
+                self._answer.says(choice.said, choice.token_ids or ())
             self._open -= choice.finish_reason is not None
         if chunk.usage is not None:
             self._usage = chunk.usage
@@ -231,9 +240,9 @@ class HttpTransport:
         except (ValueError, LookupError, TypeError) as error:
             raise TargetError(f"{what} ({one_line(response.text)!r})") from error
 
-    def prepare(self, job: Job, index: int) -> Call:
+    def prepare(self, job: Job, index: int, said: Said = NOTHING_SAID) -> Call:
         headers = {"x-tenant-id": job.tenant} if job.tenant and self._asking.extensions else {}
-        return partial(self._ask, _encode(self._asking.body(job, index)), headers, job.n)
+        return partial(self._ask, _encode(self._asking.body(job, index, said)), headers, job.n)
 
     async def _ask(self, body: bytes, headers: dict[str, str], sequences: int, answer: AnswerRecorder) -> None:
         async with self._borrowed() as client:

@@ -1,11 +1,14 @@
 """Reports one or more runs from their records, for people and as JSON, with two servers compared in ratios."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
+from octavo.loadgen.events import TimedCommand
 from octavo.loadgen.session import LoadRun, Side
+from octavo.workload.conversations import TurnSummary, by_turn, turns_text
 from octavo.workload.measures import (
     ErrorCount,
     Gaps,
@@ -32,7 +35,8 @@ class LoadReport:
     `lag` is how much later than due requests were sent, in seconds, and `late` says that the load generator could not
     keep up. `short` requests ended well, but with fewer tokens than asked; `unsent` and `unfinished` ones are those
     that an interrupt kept from being sent, or answered. `tokens_per_delivery` is 1 where every token came alone;
-    `cached_share` is the part of the prompts' tokens that the server said it had computed before.
+    `cached_share` is the part of the prompts' tokens that the server said it had computed before. `turns` are those of
+    conversations. Of prompts so many tokens were `found` by tier, if the scheduler was asked; `commands` were run.
     """
 
     summary: Summary
@@ -45,6 +49,9 @@ class LoadReport:
     tokens_per_delivery: float
     cached_share: float
     unmet: list[str]
+    turns: list[TurnSummary] = field(default_factory=list)
+    found: dict[str, int] = field(default_factory=dict)
+    commands: list[TimedCommand] = field(default_factory=list)
 
     @property
     def all_failed(self) -> bool:
@@ -74,7 +81,17 @@ def make_report(runs: Sequence[LoadRun], targets: Targets | None = None) -> Load
         ),
         cached_share=_share(sum(record.cached_tokens for record in sent), sum(record.prompt_tokens for record in sent)),
         unmet=targets.unmet(summary) if targets else [],
+        turns=by_turn(record.served() for record in sent),
+        found=_added_up(run.found for run in runs),
+        commands=[command for run in runs for command in run.commands],
     )
+
+
+def _added_up(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total = Counter[str]()
+    for each in counts:
+        total.update(each)
+    return dict(total)
 
 
 def _share(part: int, whole: int) -> float:
@@ -83,7 +100,7 @@ def _share(part: int, whole: int) -> float:
 
 def report_text(report: LoadReport) -> str:
     """Returns the report as text for people."""
-    return "\n".join([to_text(report.summary).rstrip(), *_remarks(report)])
+    return "\n".join([to_text(report.summary).rstrip(), *turns_text(report.turns), *_remarks(report)])
 
 
 def _remarks(report: LoadReport) -> Iterator[str]:
@@ -97,6 +114,11 @@ def _remarks(report: LoadReport) -> Iterator[str]:
         yield f"{report.tokens_per_delivery:.2f} tokens came at a time; itl is between one such delivery and the next"
     if report.cached_share:
         yield f"{report.cached_share:.1%} of the prompts' tokens were in the server's prefix cache"
+    if report.found:
+        yield "found, by tier: " + ", ".join(f"{count} tokens {tier}" for tier, count in report.found.items())
+    for command in report.commands:
+        ended = "was not over" if command.status is None else f"ended with status {command.status}"
+        yield f"at {time_text(command.at_s)} was run, and {ended}: {command.command}"
     if report.lag:
         yield f"sent late by {time_text(report.lag.p50)} (p50), {time_text(report.lag.p99)} (p99), at most" + (
             f" {time_text(report.lag.max)}"

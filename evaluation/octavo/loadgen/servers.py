@@ -1,8 +1,8 @@
 """Defines how a run reaches a server, whatever protocol it speaks: its address as its user writes it, the secrets of
 its connections, what it is asked, and how that fails, for one request or for the whole run."""
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Generic, Literal, Protocol, Self, TypeVar
 from urllib.parse import urlsplit
@@ -128,6 +128,27 @@ _TEXT: Final = (
 WORDS: Final = tuple(_TEXT.split())
 
 
+@dataclass(slots=True)
+class Answer:
+    """Holds what an answer says: as text, and as token ids where the server tells them."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Said:
+    """Holds what was said in a conversation, in the form in which its prompts are sent: as `token_ids`, as `text`, or
+    as the `messages` of a chat."""
+
+    token_ids: Sequence[int] = ()
+    text: str = ""
+    messages: Sequence[dict[str, str]] = ()
+
+
+NOTHING_SAID: Final = Said()
+
+
 @dataclass(frozen=True)
 class Asking:
     """Makes requests. Token ids are drawn below `vocab_size`, contents by `seed`. Without `extensions` a body holds
@@ -142,20 +163,34 @@ class Asking:
     extensions: bool = True
     counted: bool = False
 
-    def token_ids(self, job: Job, index: int) -> list[int]:
-        """Returns the token ids of the prompt of job number `index`."""
-        return prompt_token_ids(job, index, self.vocab_size, self.seed)
+    def token_ids(self, job: Job, index: int, said: Said = NOTHING_SAID) -> list[int]:
+        """Returns the token ids of the prompt of job number `index`, behind what was `said` before it."""
+        return prompt_token_ids(job, index, self.vocab_size, self.seed, said.token_ids)
 
-    def text(self, job: Job, index: int) -> str:
-        """Returns a word for every token of the prompt."""
-        return " ".join(WORDS[i] for i in prompt_token_ids(job, index, len(WORDS), self.seed))
+    def text(self, job: Job, index: int, said: Said = NOTHING_SAID) -> str:
+        """Returns a word for every token of the prompt, behind what was said before it."""
+        words = " ".join(WORDS[i] for i in prompt_token_ids(job, index, len(WORDS), self.seed))
+        return f"{said.text} {words}" if said.text else words
 
-    def prompt(self, job: Job, index: int) -> str | list[int]:
+    def messages(self, job: Job, index: int, said: Said = NOTHING_SAID) -> list[dict[str, str]]:
+        """Returns the messages of a chat, of which the prompt is the last."""
+        return [*said.messages, {"role": "user", "content": self.text(job, index)}]
+
+    def prompt(self, job: Job, index: int, said: Said = NOTHING_SAID) -> str | list[int]:
         """Returns the prompt in the form that the server takes."""
-        return self.text(job, index) if self.as_text else self.token_ids(job, index)
+        return self.text(job, index, said) if self.as_text else self.token_ids(job, index, said)
 
-    def body(self, job: Job, index: int) -> dict[str, Any]:
-        """Returns the body for POST /v1/completions, or /v1/chat/completions."""
+    def said_after(self, job: Job, index: int, said: Said, answer: Answer) -> Said:
+        """Returns what was said once the job's prompt, behind what was `said` before it, has this answer."""
+        if self.chat:
+            answered = {"role": "assistant", "content": answer.text}
+            return Said(messages=[*self.messages(job, index, said), answered])
+        if self.as_text:
+            return Said(text=self.text(job, index, said) + answer.text)
+        return Said(token_ids=[*self.token_ids(job, index, said), *answer.token_ids])
+
+    def body(self, job: Job, index: int, said: Said = NOTHING_SAID) -> dict[str, Any]:
+        """Returns the body for POST /v1/completions, or /v1/chat/completions, behind what was said before it."""
         body: dict[str, Any] = {
             "model": self.model,
             # OpenAI's newer models know the other name only, and other servers may know the older one only.
@@ -165,9 +200,9 @@ class Asking:
             "stream_options": {"include_usage": True},
         }
         if self.chat:
-            body["messages"] = [{"role": "user", "content": self.text(job, index)}]
+            body["messages"] = self.messages(job, index, said)
         else:
-            body["prompt"] = self.prompt(job, index)
+            body["prompt"] = self.prompt(job, index, said)
         if not job.beam_width:
             body["temperature"] = self.temperature
         return body | self._extensions(job) if self.extensions else body
@@ -231,6 +266,7 @@ class Record:
             num_tokens=self.num_tokens,
             preemptions=self.preemptions,
             error=self.failure.kind if self.failure else "",
+            cached_tokens=self.cached_tokens,
         )
 
     def _real_job(self) -> Job:
@@ -238,20 +274,30 @@ class Record:
         prompt_tokens = self.prompt_tokens or job.prompt_tokens
         # Of a request that was cut off, nobody knows how long it would have become.
         output_tokens = max(1, round(self.num_tokens / job.n)) if self.finished_s is not None else job.output_tokens
-        prefix_tokens = min(job.prefix_tokens, prompt_tokens)
+        prefix_tokens, history_tokens = (
+            min(job.prefix_tokens, prompt_tokens),
+            min(job.history_tokens, prompt_tokens - 1),
+        )
         if (prompt_tokens, output_tokens, prefix_tokens) == (job.prompt_tokens, job.output_tokens, job.prefix_tokens):
             return job
-        return replace(job, prompt_tokens=prompt_tokens, output_tokens=output_tokens, prefix_tokens=prefix_tokens)
+        return replace(
+            job,
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            prefix_tokens=prefix_tokens,
+            history_tokens=history_tokens,
+        )
 
 
 class AnswerRecorder:
     """Takes from a transport what comes of one answer, as it comes. The pauses between what a sequence brings go to
-    `gaps`: tokens that come together have one."""
+    `gaps`: tokens that come together have one. Of a conversation's turn it keeps the `answer`."""
 
-    __slots__ = ("_clock", "_gaps", "_last", "record")
+    __slots__ = ("_clock", "_gaps", "_last", "answer", "record")
 
     def __init__(self, record: Record, gaps: Gaps, clock: Clock) -> None:
         self.record = record
+        self.answer = Answer() if record.job.turn else None
         self._gaps = gaps
         self._clock = clock
         self._last: dict[int, float] = {}
@@ -266,6 +312,12 @@ class AnswerRecorder:
         self._last[sequence] = now
         record.num_tokens += count
         record.deliveries += 1
+
+    def says(self, text: str, token_ids: Iterable[int]) -> None:
+        """Keeps what new tokens say, if somebody will go on from it."""
+        if self.answer is not None:
+            self.answer.text += text
+            self.answer.token_ids += token_ids
 
     def usage(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0, preemptions: int = 0) -> None:
         """Takes the server's own counts, which are exact."""
@@ -299,8 +351,8 @@ class Transport(Protocol):
         """Returns the name of the model that is asked. Raises `TargetError` if the server cannot be asked at all."""
         ...
 
-    def prepare(self, job: Job, index: int) -> Call:
-        """Does all of the work for a request that can be done before it is due."""
+    def prepare(self, job: Job, index: int, said: Said = NOTHING_SAID) -> Call:
+        """Does all of the work for a request that can be done before it is due; `said` is what was said before it."""
         ...
 
     async def aclose(self) -> None:

@@ -7,28 +7,33 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import click
 from tqdm import tqdm
 
+from octavo.loadgen.events import FoundTokens, TimedCommand, found_between, found_tokens, run_at
 from octavo.loadgen.grpc_transport import GrpcTransport
 from octavo.loadgen.http_transport import HttpTransport
 from octavo.loadgen.servers import (
+    NOTHING_SAID,
+    Answer,
     AnswerRecorder,
     Asking,
     Call,
     Clock,
     Failure,
     Record,
+    Said,
     Secrets,
     ServerAddress,
     TargetError,
     Transport,
 )
+from octavo.workload.conversations import LaterTurns
 from octavo.workload.job import Job
 from octavo.workload.measures import Gaps
 
@@ -43,29 +48,37 @@ _AHEAD: Final = 1000
 @dataclass
 class LoadRun:
     """Holds the results of jobs that were sent one by one: a record for each job, in their order, over `seconds` from
-    the start of the run to the last answer. `interrupted`: the user ended the run."""
+    the start of the run to the last answer. `interrupted`: the user ended the run. Meanwhile so many tokens of prompts
+    were `found` computed, by tier, if the scheduler was asked; and the `commands` were run."""
 
     records: list[Record]
     gaps: Gaps = field(default_factory=Gaps)
     seconds: float = 0.0
     interrupted: bool = False
+    found: dict[str, int] = field(default_factory=dict)
+    commands: list[TimedCommand] = field(default_factory=list)
 
 
 class OpenLoop:
-    """Runs jobs once. `prepare` makes the call of the job of a number. `changed` gets every record that was sent, and
-    again when it ended. `clock` and `sleep` are in seconds."""
+    """Runs jobs once. `prepare` makes the call of the job of a number, behind what was said before it; `said_after`
+    returns what was said once it is answered. Later turns of conversations are sent when those before have ended, and
+    fail with them. `changed` gets every record that was sent, and again when it ended. `clock` and `sleep` are in
+    seconds."""
 
     def __init__(
         self,
         jobs: Sequence[Job],
-        prepare: Callable[[Job, int], Call],
+        prepare: Callable[[Job, int, Said], Call],
         *,
         timeout_s: float,
+        said_after: Callable[[Job, int, Said, Answer], Said] = lambda *_: NOTHING_SAID,
         changed: Callable[[Record], None] = lambda _: None,
         clock: Clock | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._prepare = prepare
+        self._said_after = said_after
+        self._later = LaterTurns[tuple[int, Record]]()
         self._timeout_s = timeout_s
         self._changed = changed
         self._clock = clock or asyncio.get_running_loop().time
@@ -100,21 +113,53 @@ class OpenLoop:
         return max((record.finished_s or record.sent_s or 0.0 for record in self.run.records), default=0.0)
 
     async def _send_all(self) -> None:
-        made = ahead(((record, self._prepare(record.job, i)) for i, record in enumerate(self.run.records)), _AHEAD)
+        records = enumerate(self.run.records)
+        first = [(i, record) for i, record in records if not self._later.hold(record.job, (i, record))]
+        made = ahead(((i, record, self._prepare(record.job, i, NOTHING_SAID)) for i, record in first), _AHEAD)
         self._start = self._clock()
-        for record, call in made:
+        for index, record, call in made:
             # Even if it is too late already: the others must go on.
             await self._sleep(max(0.0, record.job.arrival_s - self._now()))
-            task = asyncio.create_task(self._answer(record, call))
-            self._answers.add(task)
-            task.add_done_callback(self._answers.discard)
+            self._begin(self._talk(index, record, call))
 
-    async def _answer(self, record: Record, call: Call) -> None:
+    def _begin(self, talk: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(talk)
+        self._answers.add(task)
+        task.add_done_callback(self._answers.discard)
+
+    async def _talk(self, index: int, record: Record, call: Call) -> None:
+        """Sends a request, and one after the other the later turns of its conversation."""
+        said = NOTHING_SAID
+        while True:
+            answer = await self._answer(record, call)
+            found = self._later.after(record.job)
+            if found is None:
+                return
+            if answer is None:
+                break
+            said = self._said_after(record.job, index, said, answer)
+            _, (index, record) = found
+            due = max(record.job.arrival_s, self._now() + record.job.think_s)
+            record.job = replace(record.job, arrival_s=due)
+            call = self._prepare(record.job, index, said)
+            await self._sleep(max(0.0, due - self._now()))
+        while found is not None:
+            _, (_, record) = found
+            record.job = replace(record.job, arrival_s=max(record.job.arrival_s, self._now()))
+            record.sent_s = self._now()
+            self._changed(record)
+            record.failure = Failure("conversation broken", "a turn before failed")
+            self._changed(record)
+            found = self._later.after(record.job)
+
+    async def _answer(self, record: Record, call: Call) -> Answer | None:
+        """Sends a request; returns what it was answered, None if it failed."""
         record.sent_s = self._now()
         self._changed(record)
+        recorder = AnswerRecorder(record, self.run.gaps, self._now)
         try:
             async with asyncio.timeout(self._timeout_s):
-                await call(AnswerRecorder(record, self.run.gaps, self._now))
+                await call(recorder)
         except Failure as failure:
             record.failure = failure
         except TimeoutError:
@@ -123,6 +168,7 @@ class OpenLoop:
             # Whatever it is, it is no reason to lose the rest of the run, nor to say nothing of it.
             record.failure = Failure(type(error).__name__, str(error))
         self._changed(record)
+        return None if record.failure else recorder.answer or Answer()
 
 
 def ahead(items: Iterable[T], count: int) -> Iterator[T]:
@@ -142,8 +188,8 @@ def warm_up_jobs(jobs: Sequence[Job], count: int) -> list[Job]:
     """Returns `count` jobs like the first ones, all at once. Their prefixes are their own: those of the run stay
     cold."""
     return [
-        replace(job, arrival_s=0.0, prefix=f"warm-up {job.prefix}" if job.prefix else "")
-        for job in islice((job for _ in range(count) for job in jobs), count)
+        replace(job, arrival_s=0.0, prefix=f"warm-up {job.prefix}" if job.prefix else "", conversation="", turn=0)
+        for job in islice((job for _ in range(count) for job in jobs if job.turn <= 1), count)
     ]
 
 
@@ -220,12 +266,15 @@ class Side:
 @dataclass(frozen=True)
 class Session:
     """Runs the same jobs on each server in turn. `warm_up` requests that do not count come before each run; a request
-    that takes longer than `timeout_s` has failed."""
+    that takes longer than `timeout_s` has failed. The `commands` are run in each run, and the scheduler with Admin
+    service at `admin_address` is asked before and after ("": none is)."""
 
     jobs: Sequence[Job]
     rounds: int = 1
     warm_up: int = 0
     timeout_s: float = 600.0
+    commands: Sequence[TimedCommand] = ()
+    admin_address: str = ""
 
     async def run(self, sides: Sequence[Side]) -> None:
         """Adds a run to each side in every round, until the user interrupts one. No contents come twice: a server that
@@ -246,15 +295,28 @@ class Session:
             side.model = await transport.open()
             await self._warm(side, transport, f"{label}, warm-up")
             with SessionProgress(label, len(self.jobs)) as progress:
-                loop = OpenLoop(self.jobs, transport.prepare, timeout_s=self.timeout_s, changed=progress.changed)
+                loop = OpenLoop(
+                    self.jobs,
+                    transport.prepare,
+                    timeout_s=self.timeout_s,
+                    said_after=asking.said_after,
+                    changed=progress.changed,
+                )
+                before = await self._found()
+                running = asyncio.create_task(run_at(self.commands))
                 with _interrupting(loop.stop):
                     side.runs.append(await loop.serve())
+                side.runs[-1].commands = await _ended(running, self.commands)
+                side.runs[-1].found = found_between(before, await self._found())
         finally:
             await transport.aclose()
 
+    async def _found(self) -> FoundTokens:
+        return await found_tokens(self.admin_address) if self.admin_address else {}
+
     async def _warm(self, side: Side, transport: Transport, label: str) -> None:
-        def prepare(job: Job, index: int) -> Call:
-            return transport.prepare(job, len(self.jobs) + index)
+        def prepare(job: Job, index: int, said: Said = NOTHING_SAID) -> Call:
+            return transport.prepare(job, len(self.jobs) + index, said)
 
         jobs = warm_up_jobs(self.jobs, self.warm_up)
         with SessionProgress(label, len(jobs), quiet=not jobs) as progress:
@@ -262,6 +324,15 @@ class Session:
         failures = [record.failure for record in run.records if record.failure]
         if failures and len(failures) == self.warm_up:
             raise TargetError(f"{side.target} failed every request of the warm-up: {failures[0]}{_advice(failures[0])}")
+
+
+async def _ended(running: asyncio.Task[list[TimedCommand]], commands: Sequence[TimedCommand]) -> list[TimedCommand]:
+    """Returns how the commands ended that the last answer has left time for."""
+    if not running.done():
+        running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        return await running
+    return list(commands)
 
 
 def _advice(failure: Failure) -> str:

@@ -11,6 +11,7 @@ from octavo.scheduler.core.sequence import DiskRead, Lookup, Sequence, SequenceG
 from octavo.scheduler.kv.blocks import BlockTable
 from octavo.scheduler.kv.disk_tier import DiskTier
 from octavo.scheduler.kv.memory import Arrival, Growth, MakeMemory, TokenRun
+from octavo.scheduler.kv.prefix_cache import TierUse
 from octavo.wire.steps import BlockMove, Remap
 
 # -- the pool ---------------------------------------------------------------------------------------------------------
@@ -174,7 +175,7 @@ class ContiguousKV:
 
     slides = False
     watermark_blocks = num_cpu_blocks = num_cpu_free = num_cached = num_parked = num_pinned = 0
-    cached_free_block_ids = parked_block_ids = frozenset[int]()
+    cached_free_block_ids = parked_block_ids = cpu_cached_block_ids = frozenset[int]()
 
     def __init__(self, num_blocks: int, block_size: int, max_model_len: int, reserve: Reserve) -> None:
         self.disk: DiskTier | None = None
@@ -202,6 +203,14 @@ class ContiguousKV:
     def holdings(self) -> dict[Sequence, Holding]:
         """Returns what each sequence holds; callers only read it."""
         return self._held
+
+    @property
+    def tiers(self) -> list[TierUse]:
+        return []
+
+    @property
+    def arriving_block_ids(self) -> list[int]:
+        return []
 
     def evicted_at(self, lookup: Lookup) -> float | None:
         return None

@@ -3,16 +3,21 @@ scheduler plans."""
 
 import heapq
 import random
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple, dataclass, field
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass, field, replace
+from functools import partial
 
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.events import (
+    DiskAnswered,
     Effect,
     FrontendJoined,
+    LossCause,
     PrefixPinned,
+    ReplicaHeard,
     ReplicaJoined,
+    ReplicaLeft,
     ReplicaLost,
     RequestSubmitted,
     SendToFrontend,
@@ -20,15 +25,17 @@ from octavo.scheduler.core.events import (
     StepAnswered,
 )
 from octavo.scheduler.core.scheduler import Scheduler
+from octavo.scheduler.core.sequence import Tier
 from octavo.scheduler.core.step.policies import StepPolicy
 from octavo.scheduler.core.steps_in_flight import OutstandingStep
 from octavo.scheduler.kv.manager import paged_memory
 from octavo.scheduler.kv.memory import MakeMemory
-from octavo.simulator.device import Device, ReplicaSpec
+from octavo.simulator.device import Device, Disk, ReplicaSpec
 from octavo.simulator.speculation import Acceptance, Outputs, SimulatedDrafter
 from octavo.wire.requests import CacheKey, Deltas, Prefix, Rejected, Request
 from octavo.wire.sampling import BeamSearch, EarlyStopping, SamplingParams
-from octavo.wire.steps import StepPlan, StepResult
+from octavo.wire.steps import BlocksFetched, StepPlan, StepResult
+from octavo.workload.conversations import LaterTurns
 from octavo.workload.guesses import Guesses
 from octavo.workload.job import Job, Transcript
 from octavo.workload.measures import Gaps, Served
@@ -46,34 +53,75 @@ class _Stream:
     served: Served
     num_open: int
     last_at: dict[int, float] = field(default_factory=dict)
+    # Of a conversation: the prompt, and what was generated behind it.
+    said: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """Describes the next turn of a conversation, number `index` of its workload, at the time at which it comes; `said`
+    is what was said before."""
+
+    index: int
+    job: Job
+    said: list[int]
 
 
 class Clients:
-    """Records what becomes of every request, with the number of its job."""
+    """Records what becomes of every request, with the number of its job. They speak the later turns of conversations
+    once the ones before have been answered."""
 
     def __init__(self) -> None:
         self.served: list[tuple[int, Served]] = []
         self.gaps = Gaps()
+        # Later turns of which the time is known now.
+        self.due: list[Due] = []
         self._open: dict[str, _Stream] = {}
+        self._later = LaterTurns[int]()
 
-    def expect(self, index: int, job: Job) -> None:
+    def hold(self, index: int, job: Job) -> None:
+        """Keeps a later turn of a conversation until the one before has been answered."""
+        self._later.hold(job, index)
+
+    def expect(self, index: int, job: Job, prompt_token_ids: Sequence[int] = ()) -> None:
         """Expects the answers to the job's request, which comes now."""
         served = Served(job, None, None, 0)
         self.served.append((index, served))
-        self._open[_request_id(index)] = _Stream(served, job.n)
+        said = list(prompt_token_ids) if job.turn else []
+        self._open[_request_id(index)] = _Stream(served, job.n, said=said)
+
+    def take_due(self) -> list[Due]:
+        """Returns the later turns of which the time has become known since the last call."""
+        due, self.due = self.due, []
+        return due
+
+    def _ended(self, stream: _Stream, now: float) -> None:
+        """Finds the next turn of a conversation; those behind one that has failed fail too."""
+        while (found := self._later.after(stream.served.job)) is not None:
+            job, index = found
+            if not stream.served.error:
+                self.due.append(Due(index, replace(job, arrival_s=max(job.arrival_s, now + job.think_s)), stream.said))
+                return
+            stream = _Stream(Served(replace(job, arrival_s=now), error="conversation_broken: a turn before failed"), 0)
+            self.served.append((index, stream.served))
 
     def take(self, message: Deltas | Rejected, now: float) -> None:
         """Takes a message for clients at the virtual time `now`."""
         if isinstance(message, Rejected):
-            self._open.pop(message.request_id).served.error = f"{message.reason.value}: {message.detail}"
+            stream = self._open.pop(message.request_id)
+            stream.served.error = f"{message.reason.value}: {message.detail}"
+            self._ended(stream, now)
             return
         add_gap = self.gaps.add
         for delta in message.deltas:
             stream = self._open[delta.request_id]
             served, last_at, index = stream.served, stream.last_at, delta.sequence_index
             served.num_tokens += len(delta.token_ids)
+            if served.job.turn:
+                stream.said += delta.token_ids
             if served.first_token_s is None:
                 served.first_token_s = now
+                served.cached_tokens = delta.cached_prompt_tokens
             if index in last_at:
                 add_gap(now - last_at[index])
             last_at[index] = now
@@ -83,6 +131,7 @@ class Clients:
                     served.finished_s = now
                     served.preemptions = delta.preemptions
                     del self._open[delta.request_id]
+                    self._ended(stream, now)
 
 
 def ask(index: int, job: Job, prompt_token_ids: list[int], model_fingerprint: str) -> Request:
@@ -127,10 +176,32 @@ class SimulationError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Describes a step that will be done."""
+    """Describes a step that will be done, or what a disk will have read."""
 
     time: float
     incarnation: int
+    fetched: BlocksFetched | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Has the worker of the first replica end at a time, in seconds, as one that is told to at once, and come back
+    `down_s` seconds later with nothing but what is on its disk."""
+
+    at_s: float
+    down_s: float
+
+    @classmethod
+    def parse(cls, text: str) -> "Restart":
+        """Reads such as "60:5". Raises `ValueError`."""
+        at, _, down = text.partition(":")
+        try:
+            times = float(at), float(down)
+        except ValueError:
+            times = (-1.0, -1.0)
+        if not all(0.0 <= time < float("inf") for time in times):
+            raise ValueError(f"{text!r} is no restart: write AT:DOWN, as 60:5 for after 60 seconds, and back 5 later")
+        return cls(*times)
 
 
 class SimulatedCell:
@@ -151,22 +222,60 @@ class SimulatedCell:
         self._outputs = Outputs(replicas[0].vocab_size)
         drafter = SimulatedDrafter(acceptance, self._outputs, f"{seed} guesses")
         self.core = Scheduler(config, epoch=1, make_memory=make_memory, policy=policy, drafter=drafter)
+        # By incarnation.
         self.devices: dict[int, Device] = {}
+        self._specs, self._seed, self._num_incarnations = list(replicas), seed, 0
+        # By the number of their replicas.
+        self._disks = {number: Disk(spec.disk) for number, spec in enumerate(replicas, start=1) if spec.disk}
+        self._incarnation_of: dict[int, int] = {}
+        # Of workers that have ended.
+        self._busy_s = 0.0
+        self._found: Counter[Tier] = Counter()
         # How often a sequence has chosen in a step; and what became of the guesses there.
         self.turns = 0
         self.guesses = Guesses()
         self._take = take
         self._link_s = link_s
         self.core.handle(FrontendJoined(_FRONTEND), 0.0)
-        for incarnation, spec in enumerate(replicas, start=1):
-            self.devices[incarnation] = Device(spec, incarnation, self._outputs, random.Random(f"{seed} {incarnation}"))
-            for effect in self.core.handle(ReplicaJoined(spec.hello(incarnation)), 0.0):
-                if isinstance(effect, ReplicaLost) or incarnation not in self.core.replicas:
-                    raise SimulationError(f"replica {incarnation} may not join: {effect}")
+        for number in range(1, len(replicas) + 1):
+            self.join(number, 0.0)
+
+    def join(self, number: int, now: float) -> None:
+        """Registers the worker of replica `number`, for the first time or again."""
+        self._num_incarnations += 1
+        incarnation, spec = self._num_incarnations, self._specs[number - 1]
+        beams, disk = random.Random(f"{self._seed} {incarnation}"), self._disks.get(number)
+        self.devices[incarnation] = Device(spec, incarnation, self._outputs, beams, disk)
+        self._incarnation_of[number] = incarnation
+        effects = self.core.handle(ReplicaJoined(spec.hello(incarnation, number)), now)
+        if incarnation not in self.core.replicas:
+            raise SimulationError(f"replica {number} may not join: {effects}")
+        self._deliver(effects, now)
+
+    def leave(self, number: int, now: float) -> None:
+        """Ends the worker of replica `number`: what it held is computed elsewhere, or when it is back."""
+        incarnation = self._incarnation_of[number]
+        self._busy_s += self.devices.pop(incarnation).busy_s
+        self._found += self.core.replicas[incarnation].stats.hit_tokens
+        left = ReplicaLeft(incarnation, LossCause.GOODBYE, "said goodbye")
+        effects = self.core.handle(left, now)
+        self._deliver([effect for effect in effects if not isinstance(effect, ReplicaLost)], now)
 
     @property
     def num_replicas(self) -> int:
-        return len(self.devices)
+        """Counts those that are down too."""
+        return len(self._specs)
+
+    @property
+    def busy_s(self) -> float:
+        """Returns the seconds in which workers have computed."""
+        return self._busy_s + sum(device.busy_s for device in self.devices.values())
+
+    @property
+    def found(self) -> dict[str, int]:
+        """Counts the tokens of prompts that were found computed, by tier."""
+        found = sum((replica.stats.hit_tokens for replica in self.core.replicas.values()), self._found)
+        return {tier.value: found[tier] for tier in Tier if found[tier]}
 
     @property
     def work_tokens(self) -> int:
@@ -190,12 +299,25 @@ class SimulatedCell:
             self._outputs.expect(request.request_id, transcript.outputs)
         self._deliver(self.core.handle(RequestSubmitted(_FRONTEND, request), now), now)
 
-    def answer(self, incarnation: int, now: float) -> None:
-        """Answers a replica's oldest step."""
-        step = self.core.replicas[incarnation].outstanding[0]
-        result = self.devices[incarnation].answer(step, self.core.epoch)
+    def answer(self, incarnation: int, now: float) -> Iterator[Pending]:
+        """Answers a replica's oldest step; what its disk reads from then on will be there. A replica that has left
+        answers nothing."""
+        if incarnation not in self.devices:
+            return
+        step, device = self.core.replicas[incarnation].outstanding[0], self.devices[incarnation]
+        result = device.answer(step, self.core.epoch)
         self._count(step, result)
         self._deliver(self.core.handle(StepAnswered(incarnation, result), now), now)
+        if (fetched := device.fetched(step.step_id, self.core.epoch, now)) is not None:
+            answer, at = fetched
+            yield Pending(at + self._link_s, incarnation, answer)
+
+    def read(self, answer: BlocksFetched, now: float) -> None:
+        """Tells the core what a disk has read, and what it holds; nothing of a replica that has left."""
+        incarnation = answer.incarnation
+        if (device := self.devices.get(incarnation)) is not None and device.disk is not None:
+            self._deliver(self.core.handle(DiskAnswered(incarnation, answer), now), now)
+            self._deliver(self.core.handle(ReplicaHeard(incarnation, disk=device.disk.use), now), now)
 
     def _count(self, step: OutstandingStep, result: StepResult) -> None:
         self.turns += len(step.samplers)
@@ -231,6 +353,8 @@ class SimulatedCell:
 # flight. It is given up after so long without any step.
 _TICK_S = 0.1
 _STALLED_S = 600.0
+# The number of the replica of a cell that restarts.
+_RESTARTED = 1
 
 Probe = Callable[[float, Scheduler], None]
 
@@ -274,10 +398,21 @@ class Sample:
 
 class Timeline:
     """Holds a cell and what is still to happen to it. The cell is sampled each `sample_every_s` (0: never), where
-    `probe` sees its core too."""
+    `probe` sees its core too. `speak` makes the request of a later turn, whose turn it is now, and `take_due` returns
+    those of which the time has become known."""
 
-    def __init__(self, cell: SimulatedCell, sample_every_s: float, probe: Probe | None) -> None:
+    def __init__(
+        self,
+        cell: SimulatedCell,
+        sample_every_s: float,
+        probe: Probe | None,
+        *,
+        take_due: Callable[[], Iterable[Due]] = list,
+        speak: Callable[[Due], Request] | None = None,
+        restarts: Sequence[Restart] = (),
+    ) -> None:
         self.cell = cell
+        self._take_due, self._speak = take_due, speak
         self.steps = 0
         # When a request came or a step ended last.
         self.moved_at = 0.0
@@ -285,10 +420,12 @@ class Timeline:
         self._sample_every_s = sample_every_s
         self._probe = probe
         self._arrivals: deque[tuple[Request, Job]] = deque()
-        # When, in which order, and on which replica a step ends; 0: nothing ends, it is time to look again.
-        self._events: list[tuple[float, int, int]] = []
+        # When, in which order, and what happens.
+        self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._num_events = 0
         self._is_ticking = False
+        for restart in restarts:
+            self._push(restart.at_s, partial(self._leave, restart.down_s))
 
     @property
     def next_at(self) -> float:
@@ -309,29 +446,47 @@ class Timeline:
                 self.cell.submit(request, job.transcript, now)
                 self.moved_at = now
             while self._events and self._events[0][0] <= now:
-                self._end(heapq.heappop(self._events)[2], now)
+                heapq.heappop(self._events)[2](now)
             self._plan(now)
+            for due in self._take_due():
+                self._push(due.job.arrival_s, partial(self._submit, due))
             if now - self.moved_at > _STALLED_S and not self._arrivals:
                 raise SimulationError(f"nothing has been computed for {_STALLED_S:g} s, though requests wait")
 
+    def _look_again(self, now: float) -> None:
+        self._is_ticking = False
+
     def _end(self, incarnation: int, now: float) -> None:
-        if not incarnation:
-            self._is_ticking = False
-            return
-        self.cell.answer(incarnation, now)
-        self.steps += 1
+        """Ends a step of a replica that has not left."""
+        if incarnation in self.cell.devices:
+            for pending in self.cell.answer(incarnation, now):
+                assert pending.fetched is not None
+                self._push(pending.time, partial(self.cell.read, pending.fetched))
+            self.steps += 1
+            self.moved_at = now
+
+    def _submit(self, due: Due, now: float) -> None:
+        assert self._speak is not None
+        self.cell.submit(self._speak(due), None, now)
         self.moved_at = now
+
+    def _leave(self, down_s: float, now: float) -> None:
+        self.cell.leave(_RESTARTED, now)
+        self._push(now + down_s, self._come_back)
+
+    def _come_back(self, now: float) -> None:
+        self.cell.join(_RESTARTED, now)
 
     def _plan(self, now: float) -> None:
         for pending in self.cell.plan(now):
-            self._push(pending.time, pending.incarnation)
+            self._push(pending.time, partial(self._end, pending.incarnation))
         if not self._is_ticking and not self.cell.is_idle:
             self._is_ticking = True
-            self._push(now + _TICK_S, 0)
+            self._push(now + _TICK_S, self._look_again)
 
-    def _push(self, time: float, incarnation: int) -> None:
+    def _push(self, time: float, event: Callable[[float], None]) -> None:
         self._num_events += 1
-        heapq.heappush(self._events, (time, self._num_events, incarnation))
+        heapq.heappush(self._events, (time, self._num_events, event))
 
     def finish(self, end: float) -> None:
         """Takes the samples that are due until the end of the simulation, and no later ones."""

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ from octavo.runtime.options.flags import config_of, fields_of, options_of
 from octavo.runtime.process.gc_tuning import collect_seldom
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.server.event_log import EventLogError
-from octavo.simulator.cell import SimulationError
+from octavo.simulator.cell import Restart, SimulationError
 from octavo.simulator.cluster_options import CellRoute, cluster_options, read_replica
 from octavo.simulator.device import ReplicaSpec
 from octavo.simulator.engine import Cluster, Simulation, SimulationOutcome
@@ -70,6 +71,16 @@ def _targets(context: click.Context, parameter: click.Parameter, text: str | Non
         raise click.BadParameter(str(error), context, parameter) from error
 
 
+def _restarts(context: click.Context, parameter: click.Parameter, texts: Sequence[str]) -> list[Restart]:
+    try:
+        restarts = sorted(map(Restart.parse, texts), key=lambda restart: restart.at_s)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from error
+    if any(later.at_s <= one.at_s + one.down_s for one, later in pairwise(restarts)):
+        raise click.BadParameter("a worker cannot end again before it is back", context, parameter)
+    return restarts
+
+
 @click.command(context_settings={"show_default": True})
 @cluster_options
 @click.option("--replicas", type=click.IntRange(1, 100_000), show_default="1", help="Of all cells together.")
@@ -80,6 +91,13 @@ def _targets(context: click.Context, parameter: click.Parameter, text: str | Non
 )
 @click.option("--plan", "targets", callback=_targets, help="Search the fewest replicas: ttft_p99<1s,itl_p99<50ms.")
 @click.option("--max-replicas", type=click.IntRange(min=1), default=1024, help="Where --plan gives up.")
+@click.option(
+    "--restart",
+    "restarts",
+    multiple=True,
+    callback=_restarts,
+    help="AT:DOWN, in seconds: when a worker of each cell ends, and after how long it is back. May be given again.",
+)
 @click.option("--horizon", type=click.FloatRange(min=0.0, min_open=True), help="Stop after so many simulated seconds.")
 @click.option("--sample-every", type=click.FloatRange(min=0.0, min_open=True), default=1.0, help="Seconds.")
 @click.option("--event-log", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A scheduler's.")
@@ -104,6 +122,7 @@ def simulate(
     link: float,
     targets: Targets | None,
     max_replicas: int,
+    restarts: list[Restart],
     horizon: float | None,
     sample_every: float,
     event_log: Path | None,
@@ -139,6 +158,7 @@ def simulate(
         sample_every_s=sample_every,
         targets=targets,
         acceptance=chances,
+        restarts=restarts,
     )
     try:
         if targets is not None:
@@ -190,6 +210,7 @@ class _Simulator:
     sample_every_s: float
     targets: Targets | None
     acceptance: Acceptance | None
+    restarts: Sequence[Restart]
 
     def run(
         self, jobs: Sequence[Job], replicas: int, passed: Callable[[float], None] | None = None
@@ -201,7 +222,14 @@ class _Simulator:
     ) -> SimulationOutcome:
         cells = min(self.cells, replicas)
         simulation = Simulation(
-            Cluster(self.config, [self.replica] * replicas, cells, link_s=self.link_s, acceptance=self.acceptance),
+            Cluster(
+                self.config,
+                [self.replica] * replicas,
+                cells,
+                link_s=self.link_s,
+                acceptance=self.acceptance,
+                restarts=self.restarts,
+            ),
             seed=self.seed,
             route=CellRoute(cells) if cells > 1 else None,
             sample_every_s=self.sample_every_s,

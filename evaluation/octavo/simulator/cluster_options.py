@@ -12,7 +12,7 @@ import click
 from octavo.frontend.scheduler.prefix_router import CellLoad, PrefixRouter
 from octavo.runtime.models.step_times import Calibration, CalibrationError, read_calibration
 from octavo.simulator import hardware
-from octavo.simulator.device import ReplicaSpec
+from octavo.simulator.device import DiskSpec, ReplicaSpec
 from octavo.simulator.engine import Standing
 from octavo.simulator.hardware import GPUS, MODELS, Overhead
 from octavo.wire.requests import Request, answer_work
@@ -54,6 +54,21 @@ _OPTIONS: Final = [
         show_default="as many",
         help="Of each, in CPU memory; 0: nothing is swapped.",
     ),
+    click.option(
+        "--kv-disk-blocks",
+        type=click.IntRange(min=0),
+        default=0,
+        show_default=True,
+        help="KV blocks on the disk of each, which outlives its worker; 0: there is none.",
+    ),
+    click.option(
+        "--kv-disk-read",
+        type=_SECONDS,
+        default=0.0,
+        show_default=True,
+        help="Seconds in which such a disk reads a block.",
+    ),
+    click.option("--kv-mirror", is_flag=True, help="Write what running requests fill to the disk as well."),
 ]
 
 
@@ -64,6 +79,17 @@ def cluster_options(command: _Command) -> _Command:
 
 def read_replica(settings: Mapping[str, Any]) -> ReplicaSpec:
     """Returns the replica that the flags describe. Raises `click.UsageError`."""
+    replica, num_blocks = _without_disk(settings), settings["kv_disk_blocks"]
+    if not num_blocks:
+        if settings["kv_disk_read"] or settings["kv_mirror"]:
+            raise click.UsageError("--kv-disk-read and --kv-mirror are of a disk: give it --kv-disk-blocks")
+        return replica
+    if not replica.num_cpu_blocks:
+        raise click.UsageError("blocks come from a disk by way of CPU memory: give more than 0 --num-cpu-blocks")
+    return replace(replica, disk=DiskSpec(num_blocks, settings["kv_disk_read"], settings["kv_mirror"]))
+
+
+def _without_disk(settings: Mapping[str, Any]) -> ReplicaSpec:
     given = {name: settings[name] for name in _COMPUTED if settings[name] is not None}
     num_blocks, num_cpu_blocks = settings["num_blocks"], settings["num_cpu_blocks"]
     if settings["calibration"] is None:

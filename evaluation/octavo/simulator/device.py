@@ -1,7 +1,8 @@
 """Simulates a replica that computes nothing: it runs plans one after the other, each as long as its latency model
-says."""
+says, and its disk, which keeps blocks beyond its life."""
 
 import random
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,8 +13,11 @@ from octavo.simulator.speculation import Outputs
 from octavo.wire.base import SCHEMA_VERSION
 from octavo.wire.costs import StepCosts, attended_pairs
 from octavo.wire.steps import (
+    BlocksFetched,
     Candidates,
+    DiskUse,
     FurtherTokens,
+    KVDisk,
     KVGroup,
     ModelInfo,
     SampledToken,
@@ -38,6 +42,57 @@ BEAM_GAP = 1.0
 
 
 @dataclass(frozen=True)
+class DiskSpec:
+    """Describes a replica's disk: it holds `num_blocks` blocks, and reads one in `read_s` seconds. With a `mirror` it
+    keeps all that steps fill."""
+
+    num_blocks: int
+    read_s: float = 0.0
+    mirror: bool = False
+
+
+class Disk:
+    """Keeps contents, those read or written last."""
+
+    def __init__(self, spec: DiskSpec) -> None:
+        self._spec = spec
+        self._contents: OrderedDict[tuple[int, bytes], None] = OrderedDict()
+        self._num_evicted = 0
+        self._free_at = 0.0
+
+    @property
+    def use(self) -> DiskUse:
+        """Returns what a worker would tell of it."""
+        return DiskUse(len(self._contents), self._spec.num_blocks, self._num_evicted)
+
+    def store(self, plan: StepPlan) -> None:
+        """Keeps what the plan has it store, or forgets all."""
+        assert plan.disk is not None
+        if plan.disk.clear:
+            self._contents.clear()
+        for content in plan.disk.store:
+            self._use(content.kv_group, content.value)
+        while len(self._contents) > self._spec.num_blocks:
+            self._contents.popitem(last=False)
+            self._num_evicted += 1
+
+    def fetch(self, plan: StepPlan, now: float) -> tuple[list[bool], float]:
+        """Returns which of the contents that the plan has it fetch are there, and when they have been read: one after
+        the other, and after those before."""
+        assert plan.disk is not None
+        found = [(content.kv_group, content.value) in self._contents for content in plan.disk.fetch]
+        for content, is_there in zip(plan.disk.fetch, found, strict=True):
+            if is_there:
+                self._use(content.kv_group, content.value)
+        self._free_at = max(now, self._free_at) + sum(found) * self._spec.read_s
+        return found, self._free_at
+
+    def _use(self, kv_group: int, value: bytes) -> None:
+        self._contents[kv_group, value] = None
+        self._contents.move_to_end((kv_group, value))
+
+
+@dataclass(frozen=True)
 class ReplicaSpec:
     """Describes a replica's memory and speed. `costs` is what the replica would report of itself to the scheduler
     (None: nothing). Of the tokens that a beam may go on with, each has on average a logprob smaller than the one before
@@ -53,16 +108,17 @@ class ReplicaSpec:
     costs: StepCosts | None = None
     name: str = "simulated"
     beam_gap: float = BEAM_GAP
+    disk: DiskSpec | None = None
 
     @property
     def model(self) -> ModelInfo:
         return ModelInfo(self.name, self.name, "none", self.vocab_size, self.max_model_len)
 
-    def hello(self, incarnation: int) -> WorkerHello:
-        """Returns the message with which the replica's worker would register."""
+    def hello(self, incarnation: int, number: int) -> WorkerHello:
+        """Returns the message with which the worker of replica `number` would register as this incarnation."""
         return WorkerHello(
             schema_version=SCHEMA_VERSION,
-            worker_id=f"worker-{incarnation}",
+            worker_id=f"worker-{number}",
             incarnation=incarnation,
             process=incarnation,
             model=self.model,
@@ -74,20 +130,32 @@ class ReplicaSpec:
             kv_bytes_per_token=0,
             kv_groups=[KVGroup(window=0)],
             costs=self.costs,
+            kv_disk=KVDisk(self.disk.read_s, self.disk.mirror, f"disk-{number}") if self.disk else None,
         )
 
 
 class Device:
-    """Runs one replica's steps. Sequences choose what `outputs` says; beams draw."""
+    """Runs one replica's steps. Sequences choose what `outputs` says; beams draw. The `disk` may have been another
+    incarnation's."""
 
-    def __init__(self, spec: ReplicaSpec, incarnation: int, outputs: Outputs, beam_random: random.Random) -> None:
+    def __init__(
+        self,
+        spec: ReplicaSpec,
+        incarnation: int,
+        outputs: Outputs,
+        beam_random: random.Random,
+        disk: Disk | None = None,
+    ) -> None:
         self.spec = spec
+        self.disk = disk
         self.busy_s = 0.0
         self._incarnation = incarnation
         self._outputs = outputs
         self._random = beam_random
         self._computed: dict[int, int] = {}
         self._durations: list[float] = []
+        # Plans that have the disk fetch something once they are done, by their steps.
+        self._fetches: dict[int, StepPlan] = {}
         self._free_at = 0.0
 
     def take(self, plan: StepPlan, num_sampled: int, now: float) -> float:
@@ -96,7 +164,20 @@ class Device:
         self._free_at = max(now, self._free_at) + seconds
         self._durations.append(seconds)
         self.busy_s += seconds
+        if plan.disk is not None and self.disk is not None:
+            # What is stored was computed by the plans before.
+            self.disk.store(plan)
+            if plan.disk.fetch:
+                self._fetches[plan.step_id] = plan
         return self._free_at
+
+    def fetched(self, step_id: int, epoch: int, now: float) -> tuple[BlocksFetched, float] | None:
+        """Returns the answer of the disk to a step that is done now, and when it comes; None if nothing was asked."""
+        plan = self._fetches.pop(step_id, None)
+        if plan is None or self.disk is None:
+            return None
+        found, at = self.disk.fetch(plan, now)
+        return BlocksFetched(epoch, self._incarnation, step_id, found), at
 
     def _shape(self, plan: StepPlan, num_sampled: int) -> StepShape:
         computed = self._computed

@@ -2,10 +2,11 @@
 or in others."""
 
 import signal
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
@@ -15,7 +16,17 @@ from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.step.policies import StepPolicy
 from octavo.scheduler.kv.manager import paged_memory
 from octavo.scheduler.kv.memory import MakeMemory
-from octavo.simulator.cell import Clients, Probe, Sample, SimulatedCell, SimulationError, Timeline, ask
+from octavo.simulator.cell import (
+    Clients,
+    Due,
+    Probe,
+    Restart,
+    Sample,
+    SimulatedCell,
+    SimulationError,
+    Timeline,
+    ask,
+)
 from octavo.simulator.device import ReplicaSpec
 from octavo.simulator.speculation import Acceptance
 from octavo.wire.requests import Prefix, Request
@@ -29,7 +40,7 @@ from octavo.workload.measures import Gaps, Served
 @dataclass(frozen=True)
 class Cluster:
     """Describes what is simulated: `cells` schedulers, to which `replicas` are dealt out. All keep the `pinned`
-    prefixes. Raises `ValueError` if a cell would have no replica."""
+    prefixes, and of each the first replica has the `restarts`. Raises `ValueError` if a cell would have no replica."""
 
     config: SchedulerConfig
     replicas: Sequence[ReplicaSpec]
@@ -42,6 +53,7 @@ class Cluster:
     pinned: Sequence[Prefix] = ()
     # Of guesses for jobs without a transcript; None: there are none.
     acceptance: Acceptance | None = None
+    restarts: Sequence[Restart] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= self.cells <= len(self.replicas):
@@ -50,12 +62,13 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """Routes job number `index` of the workload to a cell."""
+    """Routes job number `index` of the workload to a cell, with the `later` turns of its conversation."""
 
     cell: int
     index: int
     job: Job
     request: Request
+    later: Sequence[tuple[int, Job]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +96,7 @@ class CellOutcome:
     samples: list[Sample]
     turns: int
     guesses: Guesses
+    found: dict[str, int]
 
 
 class Shard:
@@ -93,6 +107,7 @@ class Shard:
     ) -> None:
         self._timelines: dict[int, Timeline] = {}
         self._clients: dict[int, Clients] = {}
+        self._model, self._seed = cluster.replicas[0], seed
         for number in numbers:
             clients = self._clients[number] = Clients()
             cell = SimulatedCell(
@@ -107,7 +122,20 @@ class Shard:
             )
             for prefix in cluster.pinned:
                 cell.pin(prefix)
-            self._timelines[number] = Timeline(cell, sample_every_s, probe)
+            self._timelines[number] = Timeline(
+                cell,
+                sample_every_s,
+                probe,
+                take_due=clients.take_due,
+                speak=partial(self._speak, clients),
+                restarts=cluster.restarts,
+            )
+
+    def _speak(self, clients: Clients, due: Due) -> Request:
+        """Makes the request of a later turn, which comes now."""
+        prompt = prompt_token_ids(due.job, due.index, self._model.vocab_size, self._seed, due.said)
+        clients.expect(due.index, due.job, prompt)
+        return ask(due.index, due.job, prompt, self._model.model.fingerprint)
 
     @property
     def cells(self) -> list[SimulatedCell]:
@@ -124,7 +152,10 @@ class Shard:
         """Runs everything that happens before then, with what comes meanwhile, in its order. Raises `SimulationError`
         if a cell cannot go on."""
         for arrival in arrivals:
-            self._clients[arrival.cell].expect(arrival.index, arrival.job)
+            clients = self._clients[arrival.cell]
+            clients.expect(arrival.index, arrival.job, arrival.request.prompt_token_ids)
+            for index, job in arrival.later:
+                clients.hold(index, job)
             self._timelines[arrival.cell].expect(arrival.request, arrival.job)
         for timeline in self._timelines.values():
             timeline.run(until)
@@ -141,12 +172,13 @@ class Shard:
             served=clients.served,
             gaps=clients.gaps,
             steps=timeline.steps,
-            busy_s=sum(device.busy_s for device in cell.devices.values()),
+            busy_s=cell.busy_s,
             preemptions=cell.core.preemptions,
             swaps=cell.core.swaps,
             samples=timeline.samples,
             turns=cell.turns,
             guesses=cell.guesses,
+            found=cell.found,
         )
 
 
@@ -240,7 +272,7 @@ Route = Callable[[Request, float, Sequence[Standing]], int]
 class SimulationOutcome:
     """Holds the results of a simulation, jobs in the order of arrival. `busy_share` is the share of the replicas' time
     in which they computed. Sequences chose in `turns` steps all together, each counted once for each of them; of
-    `guesses` is what speculation checked there."""
+    `guesses` is what speculation checked there. Of prompts so many tokens were `found` computed, by tier."""
 
     served: list[Served]
     gaps: Gaps
@@ -252,6 +284,7 @@ class SimulationOutcome:
     samples: list[Sample] = field(default_factory=list)
     turns: int = 0
     guesses: Guesses = field(default_factory=Guesses)
+    found: dict[str, int] = field(default_factory=dict)
 
 
 class Simulation:
@@ -284,6 +317,7 @@ class Simulation:
         self._sample_every_s = sample_every_s
         self._processes = processes
         numbers = range(0, cluster.cells, processes)
+        self._later: defaultdict[str, list[tuple[int, Job]]] = defaultdict(list)
         self._here = Shard(cluster, numbers, seed=seed, sample_every_s=sample_every_s, probe=probe)
 
     @property
@@ -313,7 +347,12 @@ class Simulation:
         horizon_s: float,
         passed: Callable[[float], None] | None,
     ) -> SimulationOutcome:
-        arrivals = deque(sorted(enumerate(jobs), key=lambda each: each[1].arrival_s))
+        self._later = defaultdict(list)
+        for index, job in enumerate(jobs):
+            if job.turn > 1:
+                self._later[job.conversation].append((index, job))
+        first = ((index, job) for index, job in enumerate(jobs) if job.turn <= 1)
+        arrivals = deque(sorted(first, key=lambda each: each[1].arrival_s))
         standings = _interleaved([self._here.standings(), *(process.end_start() for process in others)])
         while (begin := _next_at(arrivals, standings)) < horizon_s:
             end = min(begin // _WINDOW_S * _WINDOW_S + _WINDOW_S, horizon_s)
@@ -334,18 +373,19 @@ class Simulation:
 
     def _arrival(self, index: int, job: Job, standings: Sequence[Standing]) -> Arrival:
         """Routes a job to a cell. Frontends choose the cell by what they know of the cells, which is of the last full
-        second."""
+        second. Later turns of a conversation go where its first went: their beginnings are there."""
         model = self._cluster.replicas[0]
         prompt = prompt_token_ids(job, index, model.vocab_size, self._seed)
         request = ask(index, job, prompt, model.model.fingerprint)
         cell = self._route(request, job.arrival_s, standings) if self._route is not None else 0
-        return Arrival(cell, index, job, request)
+        return Arrival(cell, index, job, request, self._later.pop(job.conversation, []) if job.turn else [])
 
     def _outcome(self, cells: Sequence[CellOutcome], seconds: float) -> SimulationOutcome:
         served = [each for cell in cells for each in cell.served]
         served.sort(key=lambda each: (each[1].job.arrival_s, each[0]))
-        gaps, guesses = Gaps(), Guesses()
+        gaps, guesses, found = Gaps(), Guesses(), Counter[str]()
         for cell in cells:
+            found.update(cell.found)
             gaps.merge(cell.gaps)
             guesses.merge(cell.guesses)
         replica_s = seconds * len(self._cluster.replicas)
@@ -360,6 +400,7 @@ class Simulation:
             samples=[Sample.total(shares) for shares in zip(*(cell.samples for cell in cells), strict=True)],
             turns=sum(cell.turns for cell in cells),
             guesses=guesses,
+            found=dict(found),
         )
 
 

@@ -2,12 +2,13 @@
 the smallest number with which the targets are kept."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Final
 
 from octavo.simulator.cell import Sample
 from octavo.simulator.engine import SimulationOutcome
+from octavo.workload.conversations import TurnSummary, by_turn, found_text, turns_text
 from octavo.workload.job import Job
 from octavo.workload.measures import ErrorCount, Summary, Targets, count_errors, summarise, time_text, to_text
 
@@ -22,7 +23,7 @@ _CURVES: Final[dict[str, Callable[[Sample], float]]] = {
     "waiting requests": lambda sample: sample.waiting,
     "running requests": lambda sample: sample.running,
     "swapped requests": lambda sample: sample.swapped,
-    "blocks in use, %": lambda sample: 100 * sample.blocks_used / sample.blocks,
+    "blocks in use, %": lambda sample: 100 * sample.blocks_used / max(sample.blocks, 1),
 }
 
 
@@ -53,7 +54,9 @@ class SpeculationReport:
 @dataclass(frozen=True)
 class SimulationReport:
     """Reports a simulated run. `preemptions` are those that the schedulers made, of which `swaps` kept the KV in CPU
-    memory; `unmet` is what of the targets was not kept; `speculation` is None where nothing was guessed."""
+    memory; `unmet` is what of the targets was not kept; `speculation` is None where nothing was guessed. Of the
+    prompts' tokens, of what was computed or found, those `found` are counted by tier; `turns` are those of
+    conversations."""
 
     summary: Summary
     errors: list[ErrorCount]
@@ -64,6 +67,9 @@ class SimulationReport:
     samples: list[Sample]
     unmet: list[str]
     speculation: SpeculationReport | None = None
+    prompt_tokens: int = 0
+    found: dict[str, int] = field(default_factory=dict)
+    turns: list[TurnSummary] = field(default_factory=list)
 
 
 def make_report(
@@ -82,6 +88,9 @@ def make_report(
         samples=outcome.samples,
         unmet=targets.unmet(summary) if targets else [],
         speculation=_speculation(outcome, plain) if outcome.guesses.steps else None,
+        prompt_tokens=sum(each.job.prompt_tokens for each in outcome.served if each.first_token_s is not None),
+        found=outcome.found,
+        turns=by_turn(outcome.served),
     )
 
 
@@ -110,6 +119,9 @@ def report_text(report: SimulationReport) -> str:
         f"{report.steps} steps, replicas busy {report.busy_share:.1%} of the time; {report.preemptions} preemptions,"
         f" {report.swaps} of them swaps"
     )
+    if report.found:
+        lines.append(found_text(report.prompt_tokens, report.found))
+    lines += turns_text(report.turns)
     if report.speculation is not None:
         lines += _speculated(report, report.speculation)
     if report.samples:

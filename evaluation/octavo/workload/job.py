@@ -35,7 +35,13 @@ class Job:
     which the first `prefix_tokens` are those of the shared prefix `prefix` (""; 0: none).
 
     It generates exactly `output_tokens` in each of `n` sequences, or of `beam_width` beams (0: it samples). With a
-    `transcript` it says what that says, as far as that goes. Raises `ValueError` on what cannot be.
+    `transcript` it says what that says, as far as that goes.
+
+    It may be the `turn` number so and so, from 1 on, of a `conversation` (0 and "": of none). Behind the first, its
+    prompt begins with `history_tokens` tokens, the prompt of the turn before and what that has generated, and it comes
+    `think_s` seconds after the end of that turn, whenever that is, but not before its arrival.
+
+    Raises `ValueError` on what cannot be.
     """
 
     arrival_s: float
@@ -47,6 +53,10 @@ class Job:
     prefix_tokens: int = 0
     priority: int = 0
     tenant: str = ""
+    conversation: str = ""
+    turn: int = 0
+    history_tokens: int = 0
+    think_s: float = 0.0
     transcript: Transcript | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -68,6 +78,23 @@ class Job:
             )
         if bool(self.prefix) != bool(self.prefix_tokens):
             raise ValueError("a shared prefix needs both a name and a length in prefix_tokens")
+        self._check_turn()
+
+    def _check_turn(self) -> None:
+        if self.turn < 0 or bool(self.conversation) != bool(self.turn):
+            raise ValueError(f"turn {self.turn} of conversation {self.conversation!r}: a turn has both, from 1 on")
+        if not 0.0 <= self.think_s < float("inf"):
+            raise ValueError(f"think_s must be 0 or more seconds, not {self.think_s}")
+        if self.turn > 1:
+            if not 0 < self.history_tokens < self.prompt_tokens:
+                raise ValueError(
+                    f"history_tokens of turn {self.turn} must be from 1 to less than the prompt's {self.prompt_tokens},"
+                    f" not {self.history_tokens}"
+                )
+            if self.n > 1 or self.beam_width or self.prefix:
+                raise ValueError("a later turn goes on from one answer, and from the prefix of the first")
+        elif self.history_tokens or self.think_s:
+            raise ValueError("history_tokens and think_s are for turns after the first")
 
     @property
     def parallel(self) -> int:
@@ -75,17 +102,21 @@ class Job:
         return self.beam_width or self.n
 
 
-def prompt_token_ids(job: Job, index: int, vocab_size: int, seed: int) -> list[int]:
+def prompt_token_ids(job: Job, index: int, vocab_size: int, seed: int, said: Iterable[int] = ()) -> list[int]:
     """Returns the prompt of the job that is number `index` of its workload, as ids from 0 to `vocab_size` - 1.
 
     Without a transcript, jobs whose prefix has the same name begin with the same tokens; all else is drawn for each
-    index. Raises `ValueError` if there are no tokens to draw from.
+    index. A later turn of a conversation goes on from what was `said`, which is as long as it really became. Raises
+    `ValueError` if there are no tokens to draw from.
     """
     if vocab_size < 1:
         raise ValueError(f"a vocabulary has at least 1 token, not {vocab_size}")
     if job.transcript is not None:
         return [token_id % vocab_size for token_id in job.transcript.prompt_token_ids]
-    own = _drawn(f"{seed}/prompt/{index}", job.prompt_tokens - job.prefix_tokens, vocab_size)
+    num_new = job.prompt_tokens - job.prefix_tokens - job.history_tokens
+    own = _drawn(f"{seed}/prompt/{index}", num_new, vocab_size)
+    if job.history_tokens:
+        return [*said, *own]
     return [*_prefix(f"{seed}/prefix/{job.prefix}", job.prefix_tokens, vocab_size), *own] if job.prefix else own
 
 

@@ -132,6 +132,7 @@ class Served:
     num_tokens: int = 0
     preemptions: int = 0
     error: str = ""
+    cached_tokens: int = 0
 
     @property
     def whole(self) -> bool:

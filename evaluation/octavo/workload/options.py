@@ -64,6 +64,19 @@ _SYNTHETIC: Final[dict[str, Callable[[_Command], _Command]]] = {
     "prefix_tokens": click.option(
         "--prefix-tokens", type=_TOKENS, help="Tokens of a shared prefix before each prompt."
     ),
+    "turns": click.option(
+        "--turns",
+        type=_TOKENS,
+        show_default="1",
+        help="Of each conversation: every prompt has all that was said before in it. --rate and --requests are then of"
+        " conversations, and --total-max ends those that become too long.",
+    ),
+    "think_time": click.option(
+        "--think-time",
+        type=click.FloatRange(min=0.0),
+        show_default="0",
+        help="Mean seconds between an answer and the next turn; exponential.",
+    ),
     "prefixes": click.option("--prefixes", type=_TOKENS, show_default="1", help="How many such prefixes there are."),
 }
 _OPTIONS: Final = [
@@ -109,8 +122,10 @@ def _drawn(given: Mapping[str, Any], seed: int) -> list[Job]:
     seconds, requests = given.get("seconds", inf), given.get("requests", inf)
     if requests == inf and seconds * arrivals.rate == inf:
         raise click.UsageError("say when requests end: with --requests, or with --rate and --seconds")
-    if min(requests, seconds * arrivals.rate) > MAX_REQUESTS:
+    if min(requests, seconds * arrivals.rate) * given.get("turns", 1) > MAX_REQUESTS:
         raise click.UsageError(f"more than {MAX_REQUESTS} requests; lower --rate or --seconds, or say --requests")
+    if "think_time" in given and given.get("turns", 1) == 1:
+        raise click.UsageError("--think-time is between the turns of a conversation; say with --turns how many it has")
     return Workload(
         dataset=_dataset(given),
         arrivals=arrivals,
@@ -120,6 +135,8 @@ def _drawn(given: Mapping[str, Any], seed: int) -> list[Job]:
         beam_width=given.get("beam_width", 0),
         prefix_tokens=given.get("prefix_tokens", 0),
         num_prefixes=given.get("prefixes", 1),
+        turns=given.get("turns", 1),
+        think_s=given.get("think_time", 0.0),
     ).jobs(seed)
 
 

@@ -243,7 +243,11 @@ class Workload:
     """Requests that come for `seconds`, or until there are `num_requests`, whichever is first (None: no such end).
 
     Each has `n` samples, or beams, and its drawn prompt comes behind one of `num_prefixes` prefixes of `prefix_tokens`
-    (0: no prefix). Raises `ValueError` on what has no end or cannot be.
+    (0: no prefix). With several `turns` each is the first of a conversation, whose later turns go on from its answer:
+    each with a message and an answer of lengths of their own, after a pause that is drawn from an exponential
+    distribution with mean `think_s`, as long as all fits the dataset's limit.
+
+    Raises `ValueError` on what has no end or cannot be.
     """
 
     dataset: Dataset | Chatbot
@@ -254,8 +258,16 @@ class Workload:
     beam_width: int = 0
     prefix_tokens: int = 0
     num_prefixes: int = 1
+    turns: int = 1
+    think_s: float = 0.0
 
     def __post_init__(self) -> None:
+        if self.turns < 1 or not 0.0 <= self.think_s < inf:
+            raise ValueError(f"{self.turns} turns, {self.think_s} s apart, cannot be")
+        if self.turns > 1 and (self.n > 1 or self.beam_width):
+            raise ValueError("a conversation goes on from one answer, so its requests have one sequence each")
+        if self.turns > 1 and isinstance(self.dataset, Chatbot):
+            raise ValueError(f"{self.dataset.name} draws the last turns of conversations; take another for all of them")
         if self.num_requests is None and (self.seconds is None or self.arrivals.rate == inf):
             raise ValueError("requests without an end: give a number of requests, or a rate and a time in seconds")
         if (self.num_requests or 0) < 0 or not 0.0 <= (self.seconds or 0.0) < inf:
@@ -264,10 +276,41 @@ class Workload:
             raise ValueError(f"{self.num_prefixes} prefixes of {self.prefix_tokens} tokens cannot be")
 
     def jobs(self, seed: int) -> list[Job]:
-        """Returns the jobs in order of arrival. Times, lengths and prefixes are drawn apart: to change one changes none
-        of the others."""
+        """Returns the jobs in order of arrival, later turns behind the first of their conversation. Times, lengths and
+        prefixes are drawn apart: to change one changes none of the others."""
         lengths, prefixes = _stream(seed, "lengths"), _stream(seed, "prefixes")
-        return [self._job(arrival_s, lengths, prefixes) for arrival_s in self._times(seed)]
+        if self.turns == 1:
+            return [self._job(arrival_s, lengths, prefixes) for arrival_s in self._times(seed)]
+        pauses = _stream(seed, "pauses")
+        return [
+            turn
+            for number, arrival_s in enumerate(self._times(seed))
+            for turn in self._conversation(f"conversation-{number}", arrival_s, lengths, prefixes, pauses)
+        ]
+
+    def _conversation(
+        self, name: str, arrival_s: float, lengths: Random, prefixes: Random, pauses: Random
+    ) -> Iterator[Job]:
+        assert isinstance(self.dataset, Dataset)
+        job = replace(self._job(arrival_s, lengths, prefixes), conversation=name, turn=1)
+        yield job
+        for turn in range(2, self.turns + 1):
+            message, answer = self.dataset.draw(lengths)
+            pause = pauses.expovariate(1 / self.think_s) if self.think_s else 0.0
+            history = job.prompt_tokens + job.output_tokens
+            if history + message + answer > self.dataset.max_total:
+                return
+            job = replace(
+                job,
+                prompt_tokens=history + message,
+                output_tokens=answer,
+                prefix="",
+                prefix_tokens=0,
+                turn=turn,
+                history_tokens=history,
+                think_s=pause,
+            )
+            yield job
 
     def _times(self, seed: int) -> Iterator[float]:
         end = inf if self.seconds is None else self.seconds

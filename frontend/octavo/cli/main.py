@@ -28,9 +28,8 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "readmit": ("octavo.scheduler.cli.operate:readmit", "Give a worker requests again."),
     "quarantine": ("octavo.scheduler.cli.operate:quarantine", "List and clear what is refused after deaths."),
     "prefix": ("octavo.scheduler.cli.operate:prefix", "Pin, list and unpin prefixes that stay computed."),
-    "cache": ("octavo.scheduler.cli.operate:cache", "Reset what prefix caching keeps."),
+    "cache": ("octavo.cli.main:cache", "List, reset, measure, verify and clear what prefix caching keeps."),
     "worker": ("octavo.worker.cli.worker:worker", "Run one worker: weights, KV blocks, the model."),
-    "kv-disk": ("octavo.worker.cli.kv_disk:kv_disk", "List, verify and clear the KV blocks on a disk."),
     "calibrate": ("octavo.worker.cli.calibrate:calibrate", "Measure how long a worker's steps take, for simulations."),
     "evaluate": ("octavo.quality.cli:evaluate", "Say how well a model predicts a text, and what its format lost."),
     "simulate": ("octavo.simulator.cli:simulate", "Tell how a load would run on workers that are not there."),
@@ -44,6 +43,14 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "convert-weights": ("octavo.worker.cli.prepare:convert", "Turn a model's pickled weights into safetensors."),
     "quantize": ("octavo.worker.cli.prepare:quantize", "Write a model anew with quantised weights."),
 }
+# Those of `octavo cache`: scheduler and worker each bring what they know of it.
+_CACHE_COMMANDS: Final[dict[str, tuple[str, str]]] = {
+    "list": ("octavo.scheduler.cli.cache:list_tiers", "List the tiers of every worker: device, CPU memory, disk."),
+    "reset": ("octavo.scheduler.cli.cache:reset", "Let no later request find what is cached now."),
+    "measure": ("octavo.worker.cli.cache:measure", "Say whose KV blocks lie in a directory, and how many."),
+    "verify": ("octavo.worker.cli.cache:verify", "Read all KV blocks in a directory and say which are damaged."),
+    "clear": ("octavo.worker.cli.cache:clear_blocks", "Remove all KV blocks in a directory."),
+}
 # The extras by the packages that they install.
 _EXTRA_OF: Final = {
     **dict.fromkeys(("torch", "safetensors", "numpy", "tqdm", "xxhash"), "worker"),
@@ -56,17 +63,21 @@ _EXTRA_OF: Final = {
 
 
 class _Dispatcher(click.Group):
+    """Finds its subcommands in a table of places; in a line, `prefix` comes before their names."""
+
+    table, prefix = _COMMANDS, ""
+
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
+        return list(self.table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
+        if cmd_name not in self.table:
             return None
-        module_name, _, attribute = _COMMANDS[cmd_name][0].partition(":")
+        module_name, _, attribute = self.table[cmd_name][0].partition(":")
         try:
             command = getattr(importlib.import_module(module_name), attribute)
         except ModuleNotFoundError as error:
-            _explain(cmd_name, error)
+            self._explain(cmd_name, error)
             raise
         assert isinstance(command, click.Command)
         _show_variables(command)
@@ -88,12 +99,19 @@ class _Dispatcher(click.Group):
         try:
             return super().invoke(ctx)
         except ModuleNotFoundError as error:
-            _explain(ctx.invoked_subcommand or "", error)
+            self._explain(ctx.invoked_subcommand or "", error)
             raise
+
+    def _explain(self, name: str, error: ModuleNotFoundError) -> None:
+        _explain(self.prefix + name, error, self.table[name][0] if name in self.table else "")
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, summary) for name, (_, summary) in _COMMANDS.items()])
+            formatter.write_dl([(name, summary) for name, (_, summary) in self.table.items()])
+
+
+class _CacheDispatcher(_Dispatcher):
+    table, prefix = _CACHE_COMMANDS, "cache "
 
 
 def _show_variables(command: click.Command) -> None:
@@ -105,11 +123,11 @@ def _show_variables(command: click.Command) -> None:
         _show_variables(inner)
 
 
-def _explain(command: str, error: ModuleNotFoundError) -> None:
-    """Raises `click.ClickException` if the module is one that an installation may do without."""
+def _explain(command: str, error: ModuleNotFoundError, where: str) -> None:
+    """Raises `click.ClickException` if the module is one that an installation may do without; `where` is the place of
+    the command."""
     package = (error.name or "").partition(".")[0]
     if extra := _EXTRA_OF.get(package):
-        where = _COMMANDS[command][0] if command in _COMMANDS else ""
         if extra == "frontend" and where.startswith(("octavo.worker.", "octavo.quality.")):
             # The worker's extra brings the packages that it shares with the frontend.
             extra = "worker"
@@ -149,6 +167,11 @@ def main(context: click.Context, log_level: str, log_format: str) -> None:
     if context.invoked_subcommand == "serve":
         # Its processes log as it does.
         os.environ.update(OCTAVO_LOG_LEVEL=log_level, OCTAVO_LOG_FORMAT=log_format)
+
+
+@click.group(cls=_CacheDispatcher)
+def cache() -> None:
+    """List, reset, measure, verify and clear what prefix caching keeps: on devices, in CPU memory, on disks."""
 
 
 _show_variables(main)

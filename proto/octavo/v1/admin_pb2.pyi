@@ -10,6 +10,13 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Tier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TIER_UNSPECIFIED: _ClassVar[Tier]
+    TIER_DEVICE: _ClassVar[Tier]
+    TIER_CPU: _ClassVar[Tier]
+    TIER_DISK: _ClassVar[Tier]
+
 class WorkerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     WORKER_STATE_UNSPECIFIED: _ClassVar[WorkerState]
@@ -35,6 +42,11 @@ class BlockState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BLOCK_STATE_PINNED: _ClassVar[BlockState]
     BLOCK_STATE_PARKED: _ClassVar[BlockState]
     BLOCK_STATE_SWAPPED: _ClassVar[BlockState]
+    BLOCK_STATE_ARRIVING: _ClassVar[BlockState]
+TIER_UNSPECIFIED: Tier
+TIER_DEVICE: Tier
+TIER_CPU: Tier
+TIER_DISK: Tier
 WORKER_STATE_UNSPECIFIED: WorkerState
 WORKER_STATE_READY: WorkerState
 WORKER_STATE_CORDONED: WorkerState
@@ -52,6 +64,7 @@ BLOCK_STATE_SHARED: BlockState
 BLOCK_STATE_PINNED: BlockState
 BLOCK_STATE_PARKED: BlockState
 BLOCK_STATE_SWAPPED: BlockState
+BLOCK_STATE_ARRIVING: BlockState
 
 class GetLoadRequest(_message.Message):
     __slots__ = ()
@@ -84,7 +97,7 @@ class GetLoadResponse(_message.Message):
     def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., frontends: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[Worker, _Mapping]]] = ..., preemptions: _Optional[int] = ..., dropped_messages: _Optional[int] = ..., swapped: _Optional[int] = ..., swaps: _Optional[int] = ..., pinned_prefixes: _Optional[int] = ..., tenants: _Optional[_Iterable[_Union[TenantLoad, _Mapping]]] = ..., waiting_tokens: _Optional[int] = ...) -> None: ...
 
 class Worker(_message.Message):
-    __slots__ = ("id", "device", "model", "running", "blocks_total", "blocks_free", "block_size", "steps", "tokens_computed", "tokens_sampled", "times", "blocks_cached", "blocks_cached_free", "blocks_parked", "blocks_pinned", "blocks_referenced", "cpu_blocks_total", "cpu_blocks_free", "cpu_blocks_referenced", "swapped", "steps_in_flight", "token_rate", "state", "world_size", "drafted_tokens", "accepted_tokens")
+    __slots__ = ("id", "device", "model", "running", "blocks_total", "blocks_free", "block_size", "steps", "tokens_computed", "tokens_sampled", "times", "blocks_cached", "blocks_cached_free", "blocks_parked", "blocks_pinned", "blocks_referenced", "cpu_blocks_total", "cpu_blocks_free", "cpu_blocks_referenced", "swapped", "steps_in_flight", "token_rate", "state", "world_size", "drafted_tokens", "accepted_tokens", "tiers", "moved_in")
     ID_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -111,6 +124,8 @@ class Worker(_message.Message):
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    MOVED_IN_FIELD_NUMBER: _ClassVar[int]
     id: str
     device: str
     model: str
@@ -137,7 +152,39 @@ class Worker(_message.Message):
     world_size: int
     drafted_tokens: _containers.RepeatedScalarFieldContainer[int]
     accepted_tokens: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, id: _Optional[str] = ..., device: _Optional[str] = ..., model: _Optional[str] = ..., running: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., block_size: _Optional[int] = ..., steps: _Optional[int] = ..., tokens_computed: _Optional[int] = ..., tokens_sampled: _Optional[int] = ..., times: _Optional[_Union[StageTimes, _Mapping]] = ..., blocks_cached: _Optional[int] = ..., blocks_cached_free: _Optional[int] = ..., blocks_parked: _Optional[int] = ..., blocks_pinned: _Optional[int] = ..., blocks_referenced: _Optional[int] = ..., cpu_blocks_total: _Optional[int] = ..., cpu_blocks_free: _Optional[int] = ..., cpu_blocks_referenced: _Optional[int] = ..., swapped: _Optional[int] = ..., steps_in_flight: _Optional[int] = ..., token_rate: _Optional[float] = ..., state: _Optional[_Union[WorkerState, str]] = ..., world_size: _Optional[int] = ..., drafted_tokens: _Optional[_Iterable[int]] = ..., accepted_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+    tiers: _containers.RepeatedCompositeFieldContainer[CacheTier]
+    moved_in: int
+    def __init__(self, id: _Optional[str] = ..., device: _Optional[str] = ..., model: _Optional[str] = ..., running: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., block_size: _Optional[int] = ..., steps: _Optional[int] = ..., tokens_computed: _Optional[int] = ..., tokens_sampled: _Optional[int] = ..., times: _Optional[_Union[StageTimes, _Mapping]] = ..., blocks_cached: _Optional[int] = ..., blocks_cached_free: _Optional[int] = ..., blocks_parked: _Optional[int] = ..., blocks_pinned: _Optional[int] = ..., blocks_referenced: _Optional[int] = ..., cpu_blocks_total: _Optional[int] = ..., cpu_blocks_free: _Optional[int] = ..., cpu_blocks_referenced: _Optional[int] = ..., swapped: _Optional[int] = ..., steps_in_flight: _Optional[int] = ..., token_rate: _Optional[float] = ..., state: _Optional[_Union[WorkerState, str]] = ..., world_size: _Optional[int] = ..., drafted_tokens: _Optional[_Iterable[int]] = ..., accepted_tokens: _Optional[_Iterable[int]] = ..., tiers: _Optional[_Iterable[_Union[CacheTier, _Mapping]]] = ..., moved_in: _Optional[int] = ...) -> None: ...
+
+class CacheTier(_message.Message):
+    __slots__ = ("tier", "blocks", "capacity", "hits", "hit_tokens", "evicted_blocks", "missed_blocks", "moves", "place")
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MISSED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MOVES_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    tier: Tier
+    blocks: int
+    capacity: int
+    hits: int
+    hit_tokens: int
+    evicted_blocks: int
+    missed_blocks: int
+    moves: _containers.RepeatedCompositeFieldContainer[TierMoves]
+    place: str
+    def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., blocks: _Optional[int] = ..., capacity: _Optional[int] = ..., hits: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., evicted_blocks: _Optional[int] = ..., missed_blocks: _Optional[int] = ..., moves: _Optional[_Iterable[_Union[TierMoves, _Mapping]]] = ..., place: _Optional[str] = ...) -> None: ...
+
+class TierMoves(_message.Message):
+    __slots__ = ("to", "blocks")
+    TO_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    to: Tier
+    blocks: int
+    def __init__(self, to: _Optional[_Union[Tier, str]] = ..., blocks: _Optional[int] = ...) -> None: ...
 
 class StageTimes(_message.Message):
     __slots__ = ("prepare_us", "model_us", "sample_us")
@@ -184,7 +231,7 @@ class ListRequestsResponse(_message.Message):
     def __init__(self, requests: _Optional[_Iterable[_Union[RequestStatus, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class RequestStatus(_message.Message):
-    __slots__ = ("request_id", "frontend_id", "tenant", "priority", "state", "worker_id", "prompt_tokens", "computed_tokens", "output_tokens", "sequences", "preemptions", "swaps", "age", "drafts", "drafted_tokens", "accepted_tokens")
+    __slots__ = ("request_id", "frontend_id", "tenant", "priority", "state", "worker_id", "prompt_tokens", "computed_tokens", "output_tokens", "sequences", "preemptions", "swaps", "age", "drafts", "drafted_tokens", "accepted_tokens", "moves_to")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     FRONTEND_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -201,6 +248,7 @@ class RequestStatus(_message.Message):
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MOVES_TO_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     frontend_id: str
     tenant: str
@@ -217,7 +265,8 @@ class RequestStatus(_message.Message):
     drafts: int
     drafted_tokens: int
     accepted_tokens: int
-    def __init__(self, request_id: _Optional[str] = ..., frontend_id: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., state: _Optional[_Union[RequestState, str]] = ..., worker_id: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., sequences: _Optional[int] = ..., preemptions: _Optional[int] = ..., swaps: _Optional[int] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., drafts: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...
+    moves_to: str
+    def __init__(self, request_id: _Optional[str] = ..., frontend_id: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., state: _Optional[_Union[RequestState, str]] = ..., worker_id: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., sequences: _Optional[int] = ..., preemptions: _Optional[int] = ..., swaps: _Optional[int] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., drafts: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., moves_to: _Optional[str] = ...) -> None: ...
 
 class ExplainRequestRequest(_message.Message):
     __slots__ = ("request_id", "asker")

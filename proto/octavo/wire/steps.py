@@ -86,10 +86,21 @@ class Predecessor(Value, frozen=True):
 class KVDisk(Value, frozen=True):
     """Describes the disk on which a worker keeps blocks by their content, beyond its life, and where other workers of
     its machine may find them: the seconds in which it reads a block, 0 if that was not measured. With a `mirror`, the
-    blocks that running sequences fill are to be kept there too, as soon as they are full."""
+    blocks that running sequences fill are to be kept there too, as soon as they are full. Workers that name the same
+    `place`, a directory of a host, share what is there."""
 
     block_read_s: Seconds = 0.0
     mirror: bool = False
+    place: Text = ""
+
+
+class DiskUse(Value, frozen=True):
+    """Counts the blocks on a worker's disk that this worker can use, those for which it has room, and those that have
+    made way there at this worker's doing."""
+
+    num_blocks: Count
+    capacity: Count
+    num_evicted: Count
 
 
 class WorkerRole(enum.StrEnum):
@@ -165,10 +176,11 @@ class WorkerUnregistered(Fenced, frozen=True):
 class Heartbeat(FencedWork, frozen=True):
     """Says that the worker's main loop turns, and is never sent by a thread beside it; it also comes while the loop
     waits for a step. A worker that is `draining` wants to end: it gets nothing new, and is dismissed once nothing is
-    left."""
+    left. `disk` is None where there is none."""
 
     last_step_id: Count
     draining: bool = False
+    disk: Annotated[DiskUse | None, since(9)] = None
 
 
 class WorkerGoodbye(FencedWork, frozen=True):

@@ -3,7 +3,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
-from octavo.loadgen.servers import AnswerRecorder, Call, Failure, Lot, Record
+from octavo.loadgen.servers import AnswerRecorder, Call, Failure, Lot, Record, Said
 from octavo.loadgen.session import OpenLoop, ahead, warm_up_jobs
 from octavo.workload.job import Job
 
@@ -36,7 +36,7 @@ def loop_of(
     changed: Callable[[Record], None] = lambda _: None,
 ) -> OpenLoop:
     return OpenLoop(
-        jobs, lambda job, index: call, timeout_s=timeout_s, changed=changed, clock=time.clock, sleep=time.sleep
+        jobs, lambda job, index, said: call, timeout_s=timeout_s, changed=changed, clock=time.clock, sleep=time.sleep
     )
 
 
@@ -117,7 +117,7 @@ async def test_what_was_not_sent_or_answered_when_it_was_stopped_is_told() -> No
 
 
 async def test_an_error_of_the_one_who_prepares_is_raised() -> None:
-    def broken(job: Job, index: int) -> Call:
+    def broken(job: Job, index: int, said: Said) -> Call:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -127,7 +127,7 @@ async def test_an_error_of_the_one_who_prepares_is_raised() -> None:
 async def test_numbers_of_jobs_are_those_of_their_arrival() -> None:
     prepared: list[tuple[Job, int]] = []
 
-    def prepare(job: Job, index: int) -> Callable[[AnswerRecorder], Awaitable[None]]:
+    def prepare(job: Job, index: int, said: Said) -> Callable[[AnswerRecorder], Awaitable[None]]:
         prepared.append((job, index))
         return at_once
 

@@ -20,6 +20,7 @@ def test_a_snapshot_has_the_load_the_blocks_and_the_requests() -> None:
         tenant="alice",
         state=pb.REQUEST_STATE_SWAPPED,
         worker_id="w0",
+        moves_to="w1",
         prompt_tokens=5,
         computed_tokens=6,
         output_tokens=2,
@@ -35,7 +36,29 @@ def test_a_snapshot_has_the_load_the_blocks_and_the_requests() -> None:
             swapped=3,
             preemptions=4,
             frontends=5,
-            workers=[pb.Worker(id="w0", device="cpu", token_rate=12.5, tokens_sampled=7, block_size=16)],
+            workers=[
+                pb.Worker(
+                    id="w0",
+                    device="cpu",
+                    token_rate=12.5,
+                    tokens_sampled=7,
+                    block_size=16,
+                    moved_in=6,
+                    tiers=[
+                        pb.CacheTier(
+                            tier=pb.TIER_DISK,
+                            blocks=1,
+                            capacity=8,
+                            hits=2,
+                            hit_tokens=32,
+                            evicted_blocks=3,
+                            missed_blocks=4,
+                            moves=[pb.TierMoves(to=pb.TIER_CPU, blocks=5)],
+                            place="host:/kv",
+                        )
+                    ],
+                )
+            ],
         ),
         workers=[
             pb.WorkerBlocks(
@@ -51,7 +74,15 @@ def test_a_snapshot_has_the_load_the_blocks_and_the_requests() -> None:
         requests=[request],
     )
     assert to_snapshot(answer) == {
-        "load": {"waiting": 1, "running": 2, "swapped": 3, "preemptions": 4, "frontends": 5, "workers": ["w0"]},
+        "load": {
+            "waiting": 1,
+            "running": 2,
+            "swapped": 3,
+            "preemptions": 4,
+            "moved": 6,
+            "frontends": 5,
+            "workers": ["w0"],
+        },
         "workers": [
             {
                 "id": "w0",
@@ -59,6 +90,20 @@ def test_a_snapshot_has_the_load_the_blocks_and_the_requests() -> None:
                 "token_rate": 12.5,
                 "tokens_sampled": 7,
                 "block_size": 16,
+                "moved_in": 6,
+                "tiers": [
+                    {
+                        "tier": "disk",
+                        "blocks": 1,
+                        "capacity": 8,
+                        "hits": 2,
+                        "hit_tokens": 32,
+                        "evicted_blocks": 3,
+                        "missed_blocks": 4,
+                        "moved": {"cpu": 5},
+                        "place": "host:/kv",
+                    }
+                ],
                 "states": "AQU=",
                 "cpu_states": "Bw==",
                 "owners": [
@@ -74,6 +119,7 @@ def test_a_snapshot_has_the_load_the_blocks_and_the_requests() -> None:
                 "state": "swapped",
                 "tenant": "alice",
                 "worker_id": "w0",
+                "moves_to": "w1",
                 "prompt_tokens": 5,
                 "computed_tokens": 6,
                 "output_tokens": 2,

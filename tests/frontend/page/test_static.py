@@ -13,7 +13,7 @@ FILES = {
     **{
         f"/page/{name}.js": "text/javascript; charset=utf-8"
         for name in (
-            *("live", "blocks", "states", "curves", "requests", "explanation"),
+            *("live", "blocks", "states", "curves", "requests", "explanation", "tiers"),
             *("conversation", "request", "own", "dom"),
         )
     },

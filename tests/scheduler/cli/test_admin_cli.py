@@ -1,6 +1,7 @@
 """The operator's commands against a real server over a core that the test drives."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,11 +17,13 @@ from octavo.cli.main import main
 from octavo.scheduler.cli.operate import cache_lines, explanation_lines
 from octavo.scheduler.cli.tables import text_table
 from octavo.scheduler.cli.top import frame
-from octavo.testing.cluster import VOCABULARY, Cluster, make_request
+from octavo.scheduler.core.events import ReplicaHeard
+from octavo.testing.cluster import VOCABULARY, Cluster, FakeDisk, make_request
 from octavo.testing.fakes.drafters import Foresight, ScriptedDrafter
 from octavo.testing.operated import admin_server
 from octavo.v1 import admin_pb2 as pb
 from octavo.v1 import generation_pb2, generation_pb2_grpc
+from octavo.wire.steps import DiskUse, KVDisk
 
 from ..conftest import MakeCluster
 
@@ -322,9 +325,41 @@ async def test_the_cache_is_reset_whole_or_behind_one_salt(cluster: Cluster) -> 
     assert await output("cache", "reset") == (
         "dropped 3 cached blocks, 1 of them still in use\npinned prefixes that are computed anew: 1\n"
     )
+    dropped = {"dropped_blocks": 0, "blocks_in_use": 0, "pinned_prefixes": 1}
+    assert json.loads(await output("cache", "reset", "--json")) == dropped
     result = await run("cache", "reset", "--salt", "")
     assert result.exit_code == 1
     assert "leave it out to reset all" in result.output
+
+
+async def test_the_tiers_of_every_worker_are_listed_and_added_up(cluster: Cluster) -> None:
+    shared = KVDisk(place="host:/kv")
+    for incarnation in (1, 2):
+        cluster.join(
+            incarnation, num_blocks=20, block_size=4, num_cpu_blocks=6, disk=FakeDisk(), mirror=True, kv_disk=shared
+        )
+        cluster.handle(ReplicaHeard(incarnation, disk=DiskUse(30 * incarnation, 400, 1)))
+    # The second request finds two blocks of the first.
+    for name in "ab":
+        cluster.submit(make_request(name, 9, 1, shared=9))
+        cluster.run()
+    told = json.loads(await output("cache", "list", "--json"))
+    assert [worker["id"] for worker in told["workers"]] == ["worker-1", "worker-2"]
+    device, cpu, disk = told["totals"]
+    assert (device["tier"], cpu["tier"], disk["tier"]) == ("device", "cpu", "disk")
+    assert (device["blocks"], device["capacity"], device["hits"], device["hit_tokens"]) == (2, 40, 1, 8)
+    assert (cpu["blocks"], cpu["capacity"]) == (0, 12)
+    # One place, of which the second worker knows more.
+    assert (disk["blocks"], disk["capacity"], disk["evicted_blocks"]) == (60, 400, 2)
+    lines = (await output("cache", "list")).splitlines()
+    assert lines[0].split()[:6] == ["WORKER", "TIER", "BLOCKS", "ROOM", "USED", "HITS"]
+    assert [line.split()[:5] for line in lines[1:4]] == [
+        ["worker-1", "device", "2", "20", "10%"],
+        ["worker-1", "cpu", "0", "6", "0%"],
+        ["worker-1", "disk", "30", "400", "8%"],
+    ]
+    assert lines[3].endswith("host:/kv")
+    assert lines[-1].split()[:5] == ["(all)", "disk", "60", "400", "15%"]
 
 
 # -- prefixes -------------------------------------------------------------------------------------------------------

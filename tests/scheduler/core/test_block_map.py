@@ -1,6 +1,7 @@
 """What every block is used for. (That it is so in any state, `test_scheduler_machine` sees.)"""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -8,7 +9,7 @@ from octavo.scheduler.core.config import Preemption
 from octavo.scheduler.core.events import PrefixPinned
 from octavo.scheduler.core.sequence import SequenceStatus
 from octavo.scheduler.server.admin_messages import Owner
-from octavo.testing.cluster import Cluster, make_request
+from octavo.testing.cluster import Cluster, FakeDisk, make_request
 from octavo.testing.scenarios import beams, drain, step_until
 from octavo.v1 import admin_pb2 as pb
 from octavo.wire.requests import Prefix
@@ -136,3 +137,24 @@ def test_it_is_so_in_every_step_of_a_crowd(make_cluster: MakeCluster, windows: t
             seen |= {*assert_block_map_agrees(cluster.core.replicas[1]).states}
         cluster.step()
     assert seen == {FREE, CACHED, PRIVATE, SHARED, PINNED, PARKED, SWAPPED}
+
+
+def test_what_a_disk_reads_arrives_and_is_cached_then(make_cluster: MakeCluster) -> None:
+    cluster, disk = make_cluster(max_steps_in_flight=1), FakeDisk()
+    sizes: dict[str, Any] = {"num_blocks": 20, "block_size": 4, "num_cpu_blocks": 8, "disk": disk, "mirror": True}
+    cluster.join(1, **sizes)
+    cluster.submit(make_request("a", 13, 2, shared=13))
+    cluster.run()
+    cluster.step()
+    cluster.leave(1)
+    cluster.join(2, **sizes)
+    cluster.disks_answer = False
+    cluster.submit(make_request("b", 13, 2, shared=13))
+    cluster.step()
+    replica = cluster.core.replicas[2]
+    arriving = assert_block_map_agrees(replica).cpu_states.count(pb.BLOCK_STATE_ARRIVING)
+    assert arriving == len(replica.kv.arriving_block_ids) > 0
+    cluster.disks_answer = True
+    cluster.run()
+    found = assert_block_map_agrees(replica)
+    assert Counter(found.cpu_states) == {pb.BLOCK_STATE_CACHED: 3, FREE: 5}

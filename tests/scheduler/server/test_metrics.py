@@ -1,22 +1,26 @@
 """The scheduler's metrics agree with what its core did, and with the books that were published last."""
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
 from octavo.scheduler.core.config import Preemption
-from octavo.scheduler.core.events import ReplicaHeard, WorkerCordoned, WorkerDrained
-from octavo.scheduler.core.sequence import Sequence, SequenceGroup
+from octavo.scheduler.core.events import CacheReset, ReplicaHeard, WorkerCordoned, WorkerDrained
+from octavo.scheduler.core.sequence import Sequence, SequenceGroup, Tier, TierTokens
 from octavo.scheduler.core.speculation.draft import DraftSource
 from octavo.scheduler.server.admin_messages import write_load
-from octavo.scheduler.server.metrics import RequestSpans, SchedulerMetrics
+from octavo.scheduler.server.metrics import RequestSpans, SchedulerMetrics, tier_name
 from octavo.testing.cluster import VOCABULARY, FakeDisk, make_request
 from octavo.testing.fakes.drafters import Foresight, ScriptedDrafter
 from octavo.testing.metrics import told
+from octavo.v1 import admin_pb2 as pb
 from octavo.v1.admin_pb2 import GetLoadResponse
-from octavo.wire.requests import RejectReason
+from octavo.wire.requests import RejectReason, Request
+from octavo.wire.steps import DiskUse
 
 from ..conftest import MakeCluster
+from ..views import kv_of
 
 
 class Watched:
@@ -80,6 +84,62 @@ def test_what_moves_to_another_worker_is_counted(make_cluster: MakeCluster) -> N
     assert (found["octavo_moved_requests_total"], found["octavo_moved_blocks_total"]) == (1, 3)
 
 
+def cache(watched: Watched, what: str) -> dict[str, float]:
+    """One of the cache's figures by tier, of all workers together."""
+    found: dict[str, float] = {}
+    for family in watched.metrics.collect():
+        for sample in family.samples:
+            if sample.name == f"octavo_cache_{what}" and sample.value:
+                label = " to ".join(sample.labels[each] for each in ("tier", "to") if each in sample.labels)
+                found[label] = found.get(label, 0) + sample.value
+    return found
+
+
+def serve(watched: Watched, *requests: Request) -> None:
+    for request in requests:
+        watched.cluster.submit(request)
+        watched.cluster.run()
+    watched.told()
+
+
+def test_hits_and_found_tokens_are_counted_in_the_tier_where_they_were_found(make_cluster: MakeCluster) -> None:
+    watched = Watched(make_cluster, watermark=0.0, max_steps_in_flight=1)
+    watched.cluster.join(num_blocks=14, block_size=2, num_cpu_blocks=20)
+    serve(watched, make_request("a", 16, 3, shared=16))
+    assert cache(watched, "hits_total") == {}
+    # Two beginnings of 14 tokens.
+    serve(watched, make_request("b", 16, 3, shared=16), make_request("c", 16, 3, shared=16))
+    assert cache(watched, "hits_total") == {"device": 2}
+    assert cache(watched, "hit_tokens_total") == {"device": 28}
+    assert cache(watched, "blocks")["device"] == len(kv_of(watched.cluster)._cache)
+    assert cache(watched, "capacity_blocks") == {"device": 14, "cpu": 20}
+    # Another takes the device's blocks, whose content goes on in CPU memory, and is found there and in what is left.
+    before, other = cache(watched, "blocks"), make_request("other", 24, 3)
+    serve(watched, other)
+    assert cache(watched, "evicted_blocks_total")["device"] > 0
+    assert cache(watched, "moved_blocks_total") == {"device to cpu": cache(watched, "blocks")["cpu"]}
+    assert "cpu" not in before
+    serve(watched, make_request("d", 16, 3, shared=16))
+    hits, tokens = cache(watched, "hits_total"), cache(watched, "hit_tokens_total")
+    assert hits["cpu"] == 1
+    assert tokens["cpu"] == 2 * cache(watched, "moved_blocks_total")["cpu to device"]
+    assert sum(tokens.values()) == watched.told()["octavo_prefix_hit_tokens_total"] == 42
+
+
+def test_content_of_cpu_blocks_that_makes_way_is_evicted_there(make_cluster: MakeCluster) -> None:
+    watched = Watched(make_cluster, watermark=0.0, max_steps_in_flight=1)
+    watched.cluster.join(num_blocks=14, block_size=2, num_cpu_blocks=4)
+    serve(watched, *(make_request(name, 24, 3) for name in "abc"))
+    evicted, moved = cache(watched, "evicted_blocks_total"), cache(watched, "moved_blocks_total")
+    assert cache(watched, "blocks")["cpu"] == 4
+    assert evicted["cpu"] == moved["device to cpu"] - 4 > 0
+    # A reset is no eviction.
+    watched.cluster.handle(CacheReset(None))
+    watched.told()
+    assert cache(watched, "evicted_blocks_total") == evicted
+    assert cache(watched, "blocks") == {}
+
+
 def test_what_disks_are_given_and_asked_for_is_counted(make_cluster: MakeCluster) -> None:
     watched, disk = Watched(make_cluster), FakeDisk()
     for incarnation, name in ((1, "a"), (2, "b")):
@@ -87,12 +147,41 @@ def test_what_disks_are_given_and_asked_for_is_counted(make_cluster: MakeCluster
         watched.cluster.submit(make_request(name, 9, 8, shared=9))
         watched.cluster.run()
         watched.cluster.step()
-        watched.cluster.leave(incarnation)
-    found = watched.told()
-    # The first asks for one in vain, the second for one and then for the other.
-    assert (found["octavo_disk_fetched_blocks_total"], found["octavo_disk_found_blocks_total"]) == (3, 2)
-    # The same tokens twice: of those that the second has computed itself it does not know that they are there.
-    assert (found["octavo_disk_stored_blocks_total"], len(disk)) == (4 + 2, 4)
+        watched.told()
+        if incarnation == 1:
+            # It asks for one in vain.
+            assert cache(watched, "missed_blocks_total") == {"disk": 1}
+            assert cache(watched, "moved_blocks_total") == {"device to disk": 4}
+            watched.cluster.leave(1)
+    # The second asks for one, and then for the other.
+    assert cache(watched, "missed_blocks_total") == {}
+    assert cache(watched, "hits_total") == {"disk": 1}
+    assert cache(watched, "hit_tokens_total") == {"disk": 8}
+    # Of those that it has computed itself it does not know that they are there.
+    assert cache(watched, "moved_blocks_total") == {"device to disk": 2, "disk to cpu": 2, "cpu to device": 2}
+    assert len(disk) == 4
+
+
+def test_what_a_disk_holds_is_what_its_worker_said_last(make_cluster: MakeCluster) -> None:
+    watched = Watched(make_cluster)
+    watched.cluster.join(1, block_size=4, num_cpu_blocks=20, disk=FakeDisk())
+    watched.cluster.join(2, block_size=4, num_cpu_blocks=20)
+    watched.told()
+    assert "disk" not in cache(watched, "blocks")
+    watched.cluster.handle(ReplicaHeard(1, disk=DiskUse(30, 400, 5)))
+    # One without a disk says nothing of it, and is not believed.
+    watched.cluster.handle(ReplicaHeard(2, disk=DiskUse(1, 1, 1)))
+    watched.told()
+    assert cache(watched, "blocks")["disk"] == 30
+    assert cache(watched, "capacity_blocks")["disk"] == 400
+    assert cache(watched, "evicted_blocks_total") == {"disk": 5}
+
+
+def test_every_tier_has_a_name_for_operators() -> None:
+    declared = (pb.TIER_UNSPECIFIED, pb.TIER_DEVICE, pb.TIER_CPU, pb.TIER_DISK)
+    assert {tier_name(tier) for tier in declared} == {*Tier, "unspecified"}
+    assert len(declared) == len(pb.Tier.items())
+    assert {field.name for field in fields(TierTokens)} == set(Tier)
 
 
 def test_drafts_are_counted_by_source_and_place(make_cluster: MakeCluster) -> None:

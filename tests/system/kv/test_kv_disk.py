@@ -1,12 +1,16 @@
 """Real processes: what a worker has written to its disk is found by its next life, and by another worker of the machine
 when it is killed."""
 
+import os
+import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from octavo.testbed.stack import FinishedStream, Stack, collect, token_request
-from octavo.v1.admin_pb2 import REQUEST_STATE_ENDED, CacheLookup, ExplainRequestRequest
+from octavo.testing.depth import deep
+from octavo.v1.admin_pb2 import REQUEST_STATE_ENDED, TIER_DISK, CacheLookup, ExplainRequestRequest
 from octavo.v1.generation_pb2 import GenerateResponse
 from octavo.wire.sampling import SamplingParams
 from octavo.worker.fake.runner import FakeVocabulary, expected_tokens
@@ -48,6 +52,54 @@ def test_a_worker_killed_and_started_again_finds_what_it_had_computed(new_stack:
     assert answer.token_ids == right_tokens(stack, _PROMPT, 4)
     assert answer.usage.cached_prompt_tokens == 96
     stack.wait_idle()
+
+
+def flip(path: Path, chance: random.Random) -> None:
+    content = bytearray(path.read_bytes())
+    for _ in range(max(1, len(content) // 200)):
+        content[chance.randrange(len(content))] ^= chance.randrange(1, 256)
+    path.write_bytes(content)
+
+
+def cut(path: Path, chance: random.Random) -> None:
+    os.truncate(path, chance.randrange(path.stat().st_size))
+
+
+def replace(path: Path, chance: random.Random) -> None:
+    path.write_bytes(chance.randbytes(path.stat().st_size))
+
+
+def forbid(path: Path, chance: random.Random) -> None:
+    """As root may read everything, a directory stands in the file's place."""
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("harm", [flip, *deep(cut, replace, forbid)])
+def test_whatever_became_of_its_files_a_worker_computes_the_same_tokens(
+    new_stack: StartStack, tmp_path: Path, harm: Callable[[Path, random.Random], None]
+) -> None:
+    stack, chance = with_disk(new_stack, tmp_path / "kv").start_all(), random.Random(harm.__name__)
+    stack.generate(token_request(_PROMPT, 4))
+    stack.wait_idle()
+    disk = stack.load().workers[0].tiers[2]
+    assert disk.tier == TIER_DISK
+    stack.wait_for(lambda: stack.load().workers[0].tiers[2].blocks >= 6)
+    stack.kill("worker-0")
+    stack.wait_for(lambda: not stack.load().workers)
+    segments = list((tmp_path / "kv").rglob("*.kv"))
+    assert segments
+    for segment in segments:
+        harm(segment, chance)
+    stack.start_named("worker-0")
+    stack.wait_for(lambda: len(stack.load().workers) == 1)
+    # The first finds what is whole, if anything; the second what has been computed again.
+    for prompt in (_PROMPT, _PROMPT[:60], _PROMPT):
+        assert stack.generate(token_request(prompt, 4)).token_ids == right_tokens(stack, prompt, 4)
+    stack.wait_idle()
+    load = stack.load().workers[0]
+    assert load.blocks_free == load.blocks_total
+    stack.wait_for(lambda: stack.load().workers[0].cpu_blocks_free == load.cpu_blocks_total)
 
 
 def test_operators_are_told_where_a_prompt_was_found(new_stack: StartStack, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 import select
+import shutil
 import threading
 import time
 from dataclasses import replace
@@ -160,7 +161,11 @@ def test_the_oldest_blocks_make_way_and_those_in_use_stay(directory: Path) -> No
         store.flush(60)
         assert not got(store, range(1, 160), 4096)
         assert got(store, range(185, 200), 4096) == [*range(185, 200)]
-        counts = store.stats().counts
+        stats = store.stats()
+        counts = stats.counts
+        # All that is not there any more; what was written anew is.
+        assert counts["evicted"] == 200 - stats.blocks
+        assert stats.capacity_blocks == 40
         # It was written anew once for three quarters of the capacity, and not at each read.
         assert 5 <= counts["renewed"] <= 8
         assert counts["written"] == 200 + counts["renewed"]
@@ -201,6 +206,23 @@ def test_the_age_of_segments_follows_no_clock(directory: Path) -> None:
         found = [number for number in range(60) if name_of(number) in store]
         assert 38 <= len(found) <= 40
         assert found == [*range(60 - len(found), 60)]
+
+
+def test_a_directory_that_was_copied_to_another_host_is_as_good(directory: Path, tmp_path: Path) -> None:
+    """Another path, another clock, other inodes and another owner of the lock; but another CPU finds nothing there."""
+    with KVStore(directory, CAPACITY, IDENTITY) as store:
+        put(store, 1, 2, 3)
+    moved = tmp_path / "elsewhere" / "kv"
+    shutil.copytree(directory, moved)
+    moved.chmod(0o700)
+    for path in moved.rglob("*"):
+        os.utime(path, (0, 0))
+    shutil.rmtree(directory)
+    with KVStore(moved, CAPACITY, IDENTITY) as store:
+        assert got(store, [1, 2, 3]) == [1, 2, 3]
+        put(store, 4)
+    with KVStore(moved, CAPACITY, replace(IDENTITY, numerics="another instruction set")) as store:
+        assert got(store, [1, 2, 3, 4]) == []
 
 
 def test_a_smaller_capacity_than_before_is_kept_from_the_first_write_on(directory: Path) -> None:

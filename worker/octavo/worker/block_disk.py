@@ -8,7 +8,9 @@ it.
 """
 
 import logging
+import os
 import select
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from octavo.wire.steps import BlockContent, KVDisk, StepPlan
+from octavo.wire.steps import BlockContent, DiskUse, KVDisk, StepPlan
 from octavo.worker.kv_store.identity import StoreIdentity, block_name
 from octavo.worker.kv_store.loan import Loan, Parts, Payload
 from octavo.worker.kv_store.store import KVStore, StoreStats, Ticket
@@ -28,6 +30,7 @@ logger = logging.getLogger(__name__)
 # The bytes, and the blocks at most, of a piece, which is read at once; and the pieces under way. On a CPU nobody looks
 # at what was read before a step is done: so much is waiting then that many requests can start at once.
 _PIECE_BYTES, _PIECE_BLOCKS, _PIECES = 4 << 20, 256, 24
+_LONGEST_PLACE = 4096
 _MEASURED_BLOCKS, _MEASURE_TIMEOUT_S = 8, 2.0
 
 
@@ -101,6 +104,11 @@ class BlockDisk:
 
     def stats(self) -> StoreStats:
         return self._store.stats()
+
+    def use(self) -> DiskUse:
+        """Returns what the scheduler is told of the disk."""
+        stats = self._store.stats()
+        return DiskUse(stats.blocks, stats.capacity_blocks, stats.counts.get("evicted", 0))
 
     def clear(self) -> None:
         """Forgets all that is kept."""
@@ -231,7 +239,12 @@ def opened_disk(
             "%s holds %d blocks in %d segments for this model; one is read in %.3g ms",
             *(directory, stats.blocks, stats.segments, 1000 * read_s),
         )
-        yield BlockDisk(store, KVDisk(read_s, mirror), identity.block_bytes, fill)
+        yield BlockDisk(store, KVDisk(read_s, mirror, _place(directory)), identity.block_bytes, fill)
+
+
+def _place(directory: Path) -> str:
+    """Names the directory among those of other hosts, as far as a message has room and letters for it."""
+    return f"{socket.gethostname()}:{os.fsencode(directory.resolve()).decode(errors='replace')}"[:_LONGEST_PLACE]
 
 
 def _measured_read(directory: Path, capacity_bytes: int, identity: StoreIdentity) -> float:

@@ -62,9 +62,7 @@ class WorkerMetrics(Collector):
         yield gauge("octavo_worker_kv_blocks", "KV blocks on the device.", self._blocks)
         yield gauge("octavo_worker_cpu_kv_blocks", "KV blocks in CPU memory to swap to.", self._cpu_blocks)
         if self._disk is not None:
-            stats = self._disk.stats()
-            yield gauge("octavo_worker_disk_kv_blocks", "KV blocks on the disk that this model can use.", stats.blocks)
-            ends = [((end,), float(count)) for end, count in sorted(stats.counts.items())]
+            ends = [((end,), float(count)) for end, count in sorted(self._disk.stats().counts.items())]
             yield counters("octavo_worker_disk_moves", "Blocks read and written, by how it ended.", ["end"], ends)
         yield gauge("octavo_worker_sequences", "Sequences held, after the last step.", self._sequences)
         yield self._outcomes.family("octavo_worker_steps", "Steps answered, by how they ended.", "outcome")

@@ -114,7 +114,8 @@ class WorkerProtocol:
         """Returns the message of a heartbeat: a hello until the worker is welcomed, then a sign of life."""
         if self.epoch is None:
             return self._hello()
-        return Heartbeat(self.epoch, self.incarnation, self.last_step_id, self.draining)
+        use = None if self._disk is None else self._disk.use()
+        return Heartbeat(self.epoch, self.incarnation, self.last_step_id, self.draining, use)
 
     def receive(self, message: ToWorker) -> None:
         """Takes one message, and launches it if it is a plan.

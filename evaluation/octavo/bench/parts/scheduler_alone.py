@@ -45,7 +45,7 @@ VOCAB_SIZE = 1 << 16
 _FRONTEND = 1
 _INCARNATION = 1
 _MODEL = ModelInfo("none", "fingerprint", "none", VOCAB_SIZE, max_model_len=1 << 20)
-_STEP_S = 0.01
+STEP_S = 0.01
 
 
 def hello(
@@ -171,7 +171,7 @@ class SchedulerAlone:
         """Says what a step has taken of the replica."""
         return StepTimes(0, 0, 0)
 
-    def accept(self, result: StepResult, seconds: float = _STEP_S) -> list[Effect]:
+    def accept(self, result: StepResult, seconds: float = STEP_S) -> list[Effect]:
         """Gives the core a result, so many seconds after the one before it."""
         self._now += seconds
         return self.core.handle(StepAnswered(_INCARNATION, result), self._now)
@@ -182,9 +182,12 @@ class SchedulerAlone:
             for plan in fetching:
                 assert plan.disk is not None
                 self.accept(self.next_result())
-                found = [False] * len(plan.disk.fetch)
-                answer = BlocksFetched(self.core.epoch, _INCARNATION, plan.step_id, found)
-                self.core.handle(DiskAnswered(_INCARNATION, answer), self._now)
+                self.answer_from_disk(plan.step_id, [False] * len(plan.disk.fetch))
+
+    def answer_from_disk(self, step_id: int, found: list[bool]) -> None:
+        """Tells the core which of the contents that a step has fetched the disk had."""
+        answer = BlocksFetched(self.core.epoch, _INCARNATION, step_id, found)
+        self.core.handle(DiskAnswered(_INCARNATION, answer), self._now)
 
     def run(self) -> Iterator[list[StepPlan]]:
         """Runs all that was submitted, as many steps in flight as are allowed; yields the plans when they are made."""

@@ -61,6 +61,7 @@ def to_snapshot(answer: pb.WatchBlocksResponse) -> dict[str, Any]:
             "running": load.running,
             "swapped": load.swapped,
             "preemptions": load.preemptions,
+            "moved": sum(worker.moved_in for worker in load.workers),
             "frontends": load.frontends,
             "workers": [worker.id for worker in load.workers],
         },
@@ -76,6 +77,8 @@ def _worker(blocks: pb.WorkerBlocks, worker: pb.Worker | None) -> dict[str, Any]
         "token_rate": worker.token_rate if worker else 0.0,
         "tokens_sampled": worker.tokens_sampled if worker else 0,
         "block_size": worker.block_size if worker else 0,
+        "moved_in": worker.moved_in if worker else 0,
+        "tiers": [_tier(tier) for tier in worker.tiers] if worker else [],
         "states": b64encode(blocks.states).decode(),
         "cpu_states": b64encode(blocks.cpu_states).decode(),
         "owners": [
@@ -90,6 +93,24 @@ def _worker(blocks: pb.WorkerBlocks, worker: pb.Worker | None) -> dict[str, Any]
     }
 
 
+def _tier(tier: pb.CacheTier) -> dict[str, Any]:
+    return {
+        "tier": _tier_name(tier.tier),
+        "blocks": tier.blocks,
+        "capacity": tier.capacity,
+        "hits": tier.hits,
+        "hit_tokens": tier.hit_tokens,
+        "evicted_blocks": tier.evicted_blocks,
+        "missed_blocks": tier.missed_blocks,
+        "moved": {_tier_name(move.to): move.blocks for move in tier.moves},
+        "place": tier.place,
+    }
+
+
+def _tier_name(tier: pb.Tier) -> str:
+    return pb.Tier.Name(tier).removeprefix("TIER_").lower()
+
+
 def status_of(status: pb.RequestStatus) -> dict[str, Any]:
     """Returns a request as the page's script reads it."""
     return {
@@ -98,6 +119,7 @@ def status_of(status: pb.RequestStatus) -> dict[str, Any]:
         "state": pb.RequestState.Name(status.state).removeprefix("REQUEST_STATE_").lower(),
         "tenant": status.tenant,
         "worker_id": status.worker_id,
+        "moves_to": status.moves_to,
         "prompt_tokens": status.prompt_tokens,
         "computed_tokens": status.computed_tokens,
         "output_tokens": status.output_tokens,

@@ -1,5 +1,5 @@
-"""The operator's commands: `octavo explain`, `requests`, `prefix`, `cache`, `quarantine`, `workers`, `cordon`, `drain`
-and `readmit`."""
+"""The operator's commands: `octavo explain`, `requests`, `prefix`, `quarantine`, `workers`, `cordon`, `drain` and
+`readmit`."""
 
 import time
 from collections.abc import Iterator
@@ -70,6 +70,7 @@ def explanation_lines(explanation: pb.Explanation) -> Iterator[str]:
         yield from cache_lines(explanation.cache)
         return
     where = f" on {status.worker_id}" if status.worker_id else ""
+    where += f", on its way to {status.moves_to}" if status.moves_to else ""
     yield f"{status.request_id}: {_STATE_NAMES[status.state]}{where}, {_seconds(status)} after it came"
     yield (
         f"  {status.prompt_tokens} prompt tokens, {status.output_tokens} generated in {status.sequences} sequences,"
@@ -253,29 +254,6 @@ def unpin(name: str, admin_address: str) -> None:
     with admin_stub(admin_address) as stub:
         stub.UnpinPrefix(pb.UnpinPrefixRequest(name=name), timeout=TIMEOUT_S)
     click.echo(f"unpinned {name}")
-
-
-# -- the prefix cache --------------------------------------------------------------------------------------------------
-
-
-@click.group()
-def cache() -> None:
-    """Reset what prefix caching keeps."""
-
-
-@cache.command()
-@click.option("--salt", help="Only what is behind this cache salt. Default: all.")
-@admin_address_option
-def reset(salt: str | None, admin_address: str) -> None:
-    """Let no later request find what is cached now.
-
-    Running requests go on as they are. Pinned prefixes are computed anew, unless a salt is given.
-    """
-    with admin_stub(admin_address) as stub:
-        answer = stub.ResetPrefixCache(pb.ResetPrefixCacheRequest(salt=salt), timeout=TIMEOUT_S)
-    click.echo(f"dropped {answer.dropped_blocks} cached blocks, {answer.blocks_in_use} of them still in use")
-    if answer.pinned_prefixes:
-        click.echo(f"pinned prefixes that are computed anew: {answer.pinned_prefixes}")
 
 
 # -- quarantine -------------------------------------------------------------------------------------------------------

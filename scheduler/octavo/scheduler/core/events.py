@@ -5,7 +5,7 @@ import enum
 
 from octavo.wire.base import Value
 from octavo.wire.requests import Lease, Prefix, Request, ToFrontend
-from octavo.wire.steps import BlocksFetched, BlocksPulled, StepResult, ToWorker, WorkerHello
+from octavo.wire.steps import BlocksFetched, BlocksPulled, DiskUse, StepResult, ToWorker, WorkerHello
 
 
 class LossCause(enum.StrEnum):
@@ -115,10 +115,11 @@ class ReplicaLeft(Value, frozen=True, tag=True):
 
 
 class ReplicaHeard(Value, frozen=True, tag=True):
-    """A worker sent a heartbeat; `draining` if its process is to end."""
+    """A worker sent a heartbeat; `draining` if its process is to end. `disk` is what it said of its disk."""
 
     replica_id: int
     draining: bool = False
+    disk: DiskUse | None = None
 
 
 class WorkerCordoned(Value, frozen=True, tag=True):
@@ -333,12 +334,6 @@ class SchedulerObserver:
 
     def prefix_lookup(self, prompt_tokens: int, cached_tokens: int) -> None:
         """A request was admitted for the first time here; `cached_tokens` of its prompt were found computed."""
-
-    def stored(self, num_blocks: int) -> None:
-        """A plan has a worker's disk keep so many blocks."""
-
-    def fetched(self, num_blocks: int, num_found: int) -> None:
-        """A worker's disk was asked for so many blocks and had `num_found` of them."""
 
     def moved(self, num_blocks: int) -> None:
         """A request goes on on another worker, with so many blocks."""

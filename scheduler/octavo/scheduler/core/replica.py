@@ -303,6 +303,7 @@ class Replica:
 
     def take_in(self, group: RequestGroup) -> None:
         """Adds a group that another replica has let go, and whose blocks have come to CPU memory here."""
+        self.stats.taken_in += 1
         bisect.insort(self.swapped, group, key=_order)
         for sequence in group.live:
             sequence.leave(SequenceStatus.SWAPPED)

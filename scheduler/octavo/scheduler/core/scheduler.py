@@ -143,10 +143,8 @@ class Scheduler:
                 workers.join(self.state, hello, now)
             case ReplicaLeft(replica_id, cause, reason):
                 workers.lose(self.state, replica_id, cause, reason, now)
-            case ReplicaHeard(replica_id, is_leaving):
-                self.replicas[replica_id].steps.heard(now)
-                if is_leaving:
-                    workers.ask_to_leave(self.state, self.replicas[replica_id], now)
+            case ReplicaHeard(replica_id, is_leaving, disk):
+                workers.heard(self.state, self.replicas[replica_id], disk, now, is_leaving=is_leaving)
             case WorkerCordoned(worker_id):
                 workers.cordon(self.state, worker_id)
             case WorkerDrained(worker_id, grace_s):
@@ -273,8 +271,6 @@ class Scheduler:
         plan = builder.send(self.epoch, now)
         if plan is not None:
             self._outbox.to_replica(builder.replica.replica_id, plan)
-            if plan.disk is not None:
-                self._observer.stored(len(plan.disk.store))
             served = (*builder.samplers, *builder.beams)
             self.waiting.charge_each(group for group, _ in served if isinstance(group, RequestGroup))
             for group, _ in served:

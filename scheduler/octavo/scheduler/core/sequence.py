@@ -263,10 +263,18 @@ class DiskRead:
             self.is_over = self.is_late = True
 
 
+class Tier(enum.StrEnum):
+    """Names the tiers of a replica's prefix cache."""
+
+    DEVICE = "device"
+    CPU = "cpu"
+    DISK = "disk"
+
+
 @dataclass(frozen=True, slots=True)
 class TierTokens:
-    """Counts the tokens that a group's first admission found computed: on the device, in CPU blocks, and in those into
-    which its replica's disk had read them."""
+    """Counts the tokens that a group's first admission found computed, by `Tier`: on the device, in CPU blocks, and in
+    those into which its replica's disk had read them."""
 
     device: int = 0
     cpu: int = 0
@@ -275,7 +283,12 @@ class TierTokens:
     @property
     def total(self) -> int:
         """Counts those of all tiers."""
-        return self.device + self.cpu + self.disk
+        return sum(self.of(tier) for tier in Tier)
+
+    def of(self, tier: Tier) -> int:
+        """Counts those of one tier."""
+        count: int = getattr(self, tier)
+        return count
 
 
 @dataclass(slots=True, eq=False)

@@ -127,6 +127,7 @@ class SchedulerState:
             is_bypassed=leader.cache_use is CacheUse.BYPASSED,
         )
         self.lookups.add(lookup)
+        replica.stats.found(lookup.found)
 
     def explain_cache(self, lookup: Lookup, asker: str | None) -> CacheExplanation:
         """Says where the beginning of a request was found, and why the rest was not, to the tenant `asker`; to an

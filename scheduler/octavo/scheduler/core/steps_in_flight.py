@@ -1,11 +1,11 @@
 """The steps of a replica that are under way: what they compute, when its worker last spoke, how late an answer may be,
 and how large the next steps."""
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from octavo.scheduler.core.config import SchedulerConfig
-from octavo.scheduler.core.sequence import Member, RequestGroup, Sequence, SequenceGroup
+from octavo.scheduler.core.sequence import Member, RequestGroup, Sequence, SequenceGroup, Tier, TierTokens
 from octavo.scheduler.core.speculation.draft import Draft
 from octavo.wire.steps import Remap, StepResult
 
@@ -65,6 +65,11 @@ class ReplicaStats:
     prepare_us: int = 0
     model_us: int = 0
     sample_us: int = 0
+    # Requests that have come from other replicas.
+    taken_in: int = 0
+    # By tier of the prefix cache: requests that found some of their beginnings there, and the tokens of these.
+    hits: Counter[Tier] = field(default_factory=Counter)
+    hit_tokens: Counter[Tier] = field(default_factory=Counter)
 
     @property
     def token_rate(self) -> float:
@@ -80,6 +85,13 @@ class ReplicaStats:
         for place in range(num_guesses):
             self.drafted[place] += 1
             self.accepted[place] += place < num_right
+
+    def found(self, tokens: TierTokens) -> None:
+        """Counts what a request has found computed when it was first admitted."""
+        for tier in Tier:
+            if count := tokens.of(tier):
+                self.hits[tier] += 1
+                self.hit_tokens[tier] += count
 
     def add(self, step: OutstandingStep, result: StepResult) -> None:
         self.steps += 1

@@ -15,6 +15,7 @@ from octavo.wire.requests import NoticeKind, RejectReason
 from octavo.wire.steps import (
     BlocksFetched,
     BlocksPulled,
+    DiskUse,
     ModelInfo,
     WorkerDismissed,
     WorkerHello,
@@ -84,8 +85,6 @@ def take_from_disk(state: SchedulerState, replica: Replica, answer: BlocksFetche
     if disk is None or not disk.answered(answer.step_id, answer.found):
         reason = f"answered a read of step {answer.step_id}, which it was not asked"
         lose(state, replica.replica_id, LossCause.CONFUSED, reason, now)
-        return
-    state.observer.fetched(len(answer.found), sum(answer.found))
 
 
 def take_pulled(state: SchedulerState, replica: Replica, answer: BlocksPulled, now: float) -> None:
@@ -197,9 +196,14 @@ def drain(state: SchedulerState, worker_id: str, grace_s: float | None, now: flo
         replica.availability.drain(now + (state.config.drain_grace_s if grace_s is None else grace_s))
 
 
-def ask_to_leave(state: SchedulerState, replica: Replica, now: float) -> None:
-    """Drains a worker that says, at every heartbeat, that its process is to end."""
-    replica.availability.ask_to_leave(now + state.config.drain_grace_s)
+def heard(state: SchedulerState, replica: Replica, disk: DiskUse | None, now: float, *, is_leaving: bool) -> None:
+    """Notes a heartbeat and what it tells of the worker's disk; drains a worker that says, at every one, that its
+    process is to end."""
+    replica.steps.heard(now)
+    if replica.kv.disk is not None and disk is not None:
+        replica.kv.disk.use = disk
+    if is_leaving:
+        replica.availability.ask_to_leave(now + state.config.drain_grace_s)
 
 
 def readmit(state: SchedulerState, worker_id: str) -> None:

@@ -138,6 +138,7 @@ class CachedBlocks:
         self.prefix_caching = prefix_caching
         self.evicted: list[tuple[int, CachedBlock]] = []
         self.evictions = evictions or Evictions()
+        self.num_evicted = 0
         self.keeps_evicted = keeps_evicted
         # Parked blocks by the step whose answer frees them.
         self.parked: dict[int, list[int]] = defaultdict(list)
@@ -150,6 +151,7 @@ class CachedBlocks:
         for block_id in block_ids:
             if (content := self.cache.remove(block_id)) is not None:
                 self.evictions.add(content)
+                self.num_evicted += 1
                 if self.keeps_evicted:
                     self.evicted.append((block_id, content))
         return block_ids

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
-from octavo.scheduler.core.sequence import DiskRead
+from octavo.scheduler.core.sequence import DiskRead, Tier
 from octavo.scheduler.kv.blocks import CachedBlocks
-from octavo.scheduler.kv.prefix_cache import CachedBlock
-from octavo.wire.steps import MAX_FETCHED_BLOCKS, BlockContent, DiskMoves, KVDisk, WorkerHello
+from octavo.scheduler.kv.prefix_cache import CachedBlock, TierUse
+from octavo.wire.steps import MAX_FETCHED_BLOCKS, BlockContent, DiskMoves, DiskUse, KVDisk, WorkerHello
 
 # Blocks that one step copies for the disk: what is computed in it waits for that.
 _MAX_STORED = 64
@@ -75,7 +75,9 @@ class DiskTier:
     """
 
     def __init__(self, device: CachedBlocks, cpu: CachedBlocks, description: KVDisk) -> None:
-        self.mirrors = description.mirror
+        self.mirrors, self._place = description.mirror, description.place
+        # What the worker said last.
+        self.use = DiskUse(0, 0, 0)
         self._device, self._cpu = device, cpu
         # Device blocks to be stored, as long as they hold these contents.
         self._to_store: dict[int, CachedBlock] = {}
@@ -108,6 +110,13 @@ class DiskTier:
     def _fetches(self) -> list[_Fetch]:
         later = (*self._planned.values(), *self._under_way.values())
         return [*self._to_fetch, *(fetch for fetches in later for fetch in fetches)]
+
+    @property
+    def tier(self) -> TierUse:
+        """Returns what the disk holds and has done."""
+        use, moved = self.use, {Tier.CPU: self.num_found}
+        missed = self.num_asked - self.num_found
+        return TierUse(Tier.DISK, use.num_blocks, use.capacity, use.num_evicted, moved, missed, self._place)
 
     # -- write ------------------------------------------------------------------------------------------------------
 

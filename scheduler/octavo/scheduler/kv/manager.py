@@ -13,6 +13,7 @@ from octavo.scheduler.core.sequence import (
     Lookup,
     Sequence,
     SequenceGroup,
+    Tier,
     TierTokens,
     new_sequences,
 )
@@ -26,6 +27,7 @@ from octavo.scheduler.kv.prefix_cache import (
     CachedBlock,
     PrefixLookup,
     Tail,
+    TierUse,
     block_hashes,
     first_visible,
     root_hash,
@@ -157,6 +159,32 @@ class KVCacheManager:
     @now.setter
     def now(self, now: float) -> None:
         self._evictions.now = now
+
+    @property
+    def tiers(self) -> list[TierUse]:
+        if not self.shares_prefixes:
+            return []
+        moved = {}
+        if self.cpu_tier is not None:
+            moved[Tier.CPU] = self.cpu_tier.num_stored
+        if self.disk is not None:
+            moved[Tier.DISK] = self.disk.num_stored
+        tiers = [TierUse(Tier.DEVICE, len(self._cache), self.num_blocks, self.blocks.num_evicted, moved)]
+        if self.cpu_tier is not None:
+            held, moved = len(self.cpu_blocks.cache), {Tier.DEVICE: self.cpu_tier.num_loaded}
+            tiers.append(TierUse(Tier.CPU, held, self.num_cpu_blocks, self.cpu_blocks.num_evicted, moved))
+        if self.disk is not None:
+            tiers.append(self.disk.tier)
+        return tiers
+
+    @property
+    def cpu_cached_block_ids(self) -> Collection[int]:
+        return self.cpu_blocks.cache.block_ids
+
+    @property
+    def arriving_block_ids(self) -> list[int]:
+        copied = [move.target for arrival in self.swap_space.arrivals for move in arrival.moves]
+        return [*copied, *(self.disk.held if self.disk is not None else [])]
 
     def evicted_at(self, lookup: Lookup) -> float | None:
         hashes = block_hashes(new_sequences(lookup.request)[lookup.index], self.block_size)

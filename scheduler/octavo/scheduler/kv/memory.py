@@ -10,6 +10,7 @@ from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.sequence import DiskRead, Lookup, Sequence, SequenceGroup
 from octavo.scheduler.kv.blocks import BlockTable
 from octavo.scheduler.kv.disk_tier import DiskTier
+from octavo.scheduler.kv.prefix_cache import TierUse
 from octavo.wire.steps import BlockMove, Remap, WorkerHello
 
 
@@ -119,6 +120,18 @@ class KVMemory(Protocol):
     @property
     def parked_block_ids(self) -> Collection[int]:
         """Returns the blocks that wait for outstanding steps; sequences may hold them too."""
+
+    @property
+    def tiers(self) -> list[TierUse]:
+        """Returns the tiers of the prefix cache, in the order in which they are searched; none without one."""
+
+    @property
+    def cpu_cached_block_ids(self) -> Collection[int]:
+        """Returns the CPU blocks that a prefix hit would find, held by swapped groups or not."""
+
+    @property
+    def arriving_block_ids(self) -> list[int]:
+        """Returns the CPU blocks into which something is read or copied."""
 
     def evicted_at(self, lookup: Lookup) -> float | None:
         """Returns when the first block that a lookup here has missed had made way for other content; None if that is

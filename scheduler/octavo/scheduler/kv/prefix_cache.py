@@ -15,7 +15,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from octavo.scheduler.core.sequence import CacheUse, Sequence
+from octavo.scheduler.core.sequence import CacheUse, Sequence, Tier
 from octavo.wire.base import NULL_BLOCK, Value
 from octavo.wire.requests import CacheKey
 
@@ -235,6 +235,25 @@ class PrefixCache:
         """Asserts that blocks and contents name each other."""
         contents = {(content.kv_group, content.value): block_id for block_id, content in self._content_of.items()}
         assert contents == {(g, value): b for g, blocks in enumerate(self._block_of) for value, b in blocks.items()}
+
+
+# -- tiers ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TierUse:
+    """Counts what a tier of the prefix cache holds, in blocks, and what it has done since its replica registered:
+    `num_held` have content that requests find, where there is room for `num_blocks`. Content of `num_evicted` made way
+    for other content; `num_missed` were asked for in vain; and so many have `moved` to other tiers. Replicas whose
+    tiers have the same `place` share them."""
+
+    tier: Tier
+    num_held: int
+    num_blocks: int
+    num_evicted: int
+    moved: dict[Tier, int]
+    num_missed: int = 0
+    place: str = ""
 
 
 # -- lookup -----------------------------------------------------------------------------------------------------------

@@ -13,9 +13,11 @@ from octavo.scheduler.core.faults.poison import Entry
 from octavo.scheduler.core.lookups.history import CacheExplanation, MissReason
 from octavo.scheduler.core.replica import Replica, ReplicaState
 from octavo.scheduler.core.scheduler import Scheduler
-from octavo.scheduler.core.sequence import Lookup, PrefixGroup, RequestGroup, SequenceGroup, SequenceStatus
+from octavo.scheduler.core.sequence import Lookup, PrefixGroup, RequestGroup, SequenceGroup, SequenceStatus, Tier
+from octavo.scheduler.core.steps_in_flight import ReplicaStats
 from octavo.scheduler.core.waiting_queue import WaitingQueue
 from octavo.scheduler.kv.blocks import present
+from octavo.scheduler.kv.prefix_cache import TierUse
 from octavo.v1 import admin_pb2 as pb
 from octavo.wire.requests import Prefix
 
@@ -26,6 +28,7 @@ _SHARED: Final = int(pb.BLOCK_STATE_SHARED)
 _PINNED: Final = int(pb.BLOCK_STATE_PINNED)
 _PARKED: Final = int(pb.BLOCK_STATE_PARKED)
 _SWAPPED: Final = int(pb.BLOCK_STATE_SWAPPED)
+_ARRIVING: Final = int(pb.BLOCK_STATE_ARRIVING)
 # By the state of a block: its state once another sequence holds it too.
 _WITH_ONE_MORE: Final = bytes(_SHARED if state in (_PRIVATE, _SHARED) else _PRIVATE for state in range(8))
 
@@ -59,6 +62,8 @@ def block_map(replica: Replica) -> BlockMap:
     _mark(states, kv.parked_block_ids, _PARKED)
     owners = [_running_owner(replica, group, states) for group in replica.running]
     cpu_states = bytearray([_FREE]) * kv.num_cpu_blocks
+    _mark(cpu_states, kv.cpu_cached_block_ids, _CACHED)
+    _mark(cpu_states, kv.arriving_block_ids, _ARRIVING)
     owners += [_swapped_owner(replica, group, cpu_states) for group in replica.swapped]
     owners += list(_pinned_owners(replica, states))
     return BlockMap(bytes(states), bytes(cpu_states), owners)
@@ -163,7 +168,7 @@ _KINDS = {
     ObstacleKind.DISK: pb.Obstacle.KIND_DISK,
     ObstacleKind.MOVE: pb.Obstacle.KIND_MOVE,
 }
-
+_TIERS = {Tier.DEVICE: pb.TIER_DEVICE, Tier.CPU: pb.TIER_CPU, Tier.DISK: pb.TIER_DISK}
 _MISS_REASONS = {
     MissReason.SHORT: pb.CacheLookup.REASON_SHORT,
     MissReason.OFF: pb.CacheLookup.REASON_OFF,
@@ -227,6 +232,22 @@ def _worker(replica: Replica) -> pb.Worker:
         drafted_tokens=stats.drafted,
         accepted_tokens=stats.accepted,
         times=pb.StageTimes(prepare_us=stats.prepare_us, model_us=stats.model_us, sample_us=stats.sample_us),
+        tiers=[_tier(use, stats) for use in kv.tiers],
+        moved_in=stats.taken_in,
+    )
+
+
+def _tier(use: TierUse, stats: ReplicaStats) -> pb.CacheTier:
+    return pb.CacheTier(
+        tier=_TIERS[use.tier],
+        blocks=use.num_held,
+        capacity=use.num_blocks,
+        hits=stats.hits[use.tier],
+        hit_tokens=stats.hit_tokens[use.tier],
+        evicted_blocks=use.num_evicted,
+        missed_blocks=use.num_missed,
+        moves=[pb.TierMoves(to=_TIERS[tier], blocks=count) for tier, count in use.moved.items()],
+        place=use.place,
     )
 
 
@@ -261,8 +282,8 @@ def _tenants(queue: WaitingQueue) -> list[pb.TenantLoad]:
     ]
 
 
-def write_status(group: RequestGroup, replica: Replica | None, now: float) -> pb.RequestStatus:
-    """Writes the status of one request; `replica` is where it runs or is swapped out."""
+def write_status(group: RequestGroup, replica: Replica | None, target: Replica | None, now: float) -> pb.RequestStatus:
+    """Writes the status of one request; `replica` is where it runs or is swapped out, and `target` where it moves."""
     request = group.request
     age = Duration()
     age.FromNanoseconds(round((now - group.arrival) * 1e9))
@@ -284,14 +305,17 @@ def write_status(group: RequestGroup, replica: Replica | None, now: float) -> pb
         drafts=sum(counts.drafts for counts in drafts),
         drafted_tokens=sum(counts.drafted for counts in drafts),
         accepted_tokens=sum(counts.accepted for counts in drafts),
+        moves_to=target.hello.worker_id if target else "",
     )
 
 
-def write_explanation(explanation: Explanation, cache: CacheExplanation | None, now: float) -> pb.Explanation:
-    """Writes why a request is where it is, and what was found of it, if that is known."""
+def write_explanation(
+    explanation: Explanation, target: Replica | None, cache: CacheExplanation | None, now: float
+) -> pb.Explanation:
+    """Writes why a request is where it is, where it moves, if it does, and what was found of it, if that is known."""
     group = explanation.group
     return pb.Explanation(
-        status=write_status(group, explanation.replica, now),
+        status=write_status(group, explanation.replica, target, now),
         queue_position=explanation.queue_position,
         ahead_request_ids=[other.request_id for other in explanation.ahead[:_MAX_AHEAD]],
         obstacles=[_obstacle(found) for found in explanation.obstacles],

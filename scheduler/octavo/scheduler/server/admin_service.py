@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import heapq
 import logging
+from collections.abc import Iterable
 from typing import Any, NoReturn, Protocol
 
 import grpc
@@ -21,7 +22,7 @@ from octavo.scheduler.core.events import (
     WorkerReadmitted,
 )
 from octavo.scheduler.core.explain import explain, homes_of_groups
-from octavo.scheduler.core.replica import ReplicaState
+from octavo.scheduler.core.replica import Replica, ReplicaState
 from octavo.scheduler.core.scheduler import Scheduler
 from octavo.scheduler.core.sequence import RequestGroup
 from octavo.scheduler.server.admin_messages import (
@@ -82,10 +83,10 @@ class AdminService(services.AdminServiceServicer):
             found = _select(core, request)
         except ValueError as error:
             await _refuse(context, str(error))
-        homes, size = homes_of_groups(core.state), min(request.page_size or _MAX_PAGE, _MAX_PAGE)
+        size = min(request.page_size or _MAX_PAGE, _MAX_PAGE)
         page = found[:size]
         return pb.ListRequestsResponse(
-            requests=[write_status(group, homes.get(group), now) for group in page],
+            requests=_statuses(core, page, now),
             next_page_token=str(_serial(page[-1])) if len(found) > size else "",
         )
 
@@ -93,7 +94,7 @@ class AdminService(services.AdminServiceServicer):
         now, core = self._shell.now(), self._shell.core
         asker = request.asker if request.HasField("asker") else None
         told = [
-            write_explanation(each, core.state.explain_cache_of(each.group, asker), now)
+            write_explanation(each, _target(core, each.group), core.state.explain_cache_of(each.group, asker), now)
             for each in explain(core.state, core.policy, request.request_id, now)
         ]
         if not told:
@@ -124,11 +125,11 @@ class AdminService(services.AdminServiceServicer):
 
     def _read_blocks(self) -> pb.WatchBlocksResponse:
         core, now = self._shell.core, self._shell.now()
-        homes, first = homes_of_groups(core.state), heapq.nsmallest(_MAX_PAGE, core.groups, key=_serial)
+        first = heapq.nsmallest(_MAX_PAGE, core.groups, key=_serial)
         return pb.WatchBlocksResponse(
             load=write_load(core, self._shell.dropped_messages),
             workers=[write_blocks(replica) for replica in core.replicas.values()],
-            requests=[write_status(group, homes.get(group), now) for group in first],
+            requests=_statuses(core, first, now),
         )
 
     async def CordonWorker(self, request: pb.CordonWorkerRequest, context: Context) -> pb.CordonWorkerResponse:
@@ -241,6 +242,17 @@ def _readmission_objection(core: Scheduler, worker_id: str) -> str | None:
     if replica is not None and replica.availability.state is ReplicaState.READY:
         return f"worker {worker_id} gets requests already: it is neither cordoned nor drained"
     return None
+
+
+def _statuses(core: Scheduler, groups: Iterable[RequestGroup], now: float) -> list[pb.RequestStatus]:
+    homes = homes_of_groups(core.state)
+    return [write_status(group, homes.get(group), _target(core, group), now) for group in groups]
+
+
+def _target(core: Scheduler, group: RequestGroup) -> Replica | None:
+    """Returns the replica to which a group moves; None if it does not."""
+    move = core.state.moves.of(group)
+    return move.target if move is not None else None
 
 
 def _select(core: Scheduler, request: pb.ListRequestsRequest) -> list[RequestGroup]:

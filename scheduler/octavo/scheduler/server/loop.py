@@ -406,6 +406,6 @@ def _worker_event(message: StepResult | BlocksFetched | BlocksPulled | Heartbeat
         case BlocksPulled():
             return PullAnswered(message.incarnation, message)
         case Heartbeat():
-            return ReplicaHeard(message.incarnation, message.draining)
+            return ReplicaHeard(message.incarnation, message.draining, message.disk)
         case WorkerGoodbye():
             return ReplicaLeft(message.incarnation, LossCause.GOODBYE, "said goodbye")

@@ -79,6 +79,18 @@ _CPU_BLOCK_STATES: Final = {
     "referenced": "Blocks in CPU memory of requests that are swapped out.",
 }
 
+# By field of a tier: the metric, and what it counts.
+_TIER_GAUGES: Final = {
+    "blocks": ("octavo_cache_blocks", "KV blocks whose content a request with the same beginning would find."),
+    "capacity": ("octavo_cache_capacity_blocks", "KV blocks for which there is room."),
+}
+_TIER_COUNTERS: Final = {
+    "hits": ("octavo_cache_hits", "Requests that found some of their beginnings there."),
+    "hit_tokens": ("octavo_cache_hit_tokens", "The tokens of these."),
+    "evicted_blocks": ("octavo_cache_evicted_blocks", "KV blocks whose content made way for other content."),
+    "missed_blocks": ("octavo_cache_missed_blocks", "KV blocks that were asked for in vain."),
+}
+
 
 class SchedulerMetrics(SchedulerObserver, Collector):
     """Counts what the core does and yields it as metrics. `clock` is that of the shell, in seconds."""
@@ -94,8 +106,6 @@ class SchedulerMetrics(SchedulerObserver, Collector):
         self._lost, self._aborted = Tally(*LossCause), 0
         self._prompt_tokens = self._cached_tokens = 0
         self._computed = self._sampled = 0
-        # Blocks that workers' disks were to keep, were asked for, and had.
-        self._stored = self._fetched = self._found = 0
         self._moved_requests = self._moved_blocks = 0
         sources = [source.value for source in DraftSource]
         self._drafts, self._guesses, self._accepted = Tally(*sources), Tally(*sources), Tally(*sources)
@@ -149,13 +159,6 @@ class SchedulerMetrics(SchedulerObserver, Collector):
         self._step_tokens.observe(tokens_computed)
         self._step_requests.observe(sequences)
 
-    def stored(self, num_blocks: int) -> None:
-        self._stored += num_blocks
-
-    def fetched(self, num_blocks: int, num_found: int) -> None:
-        self._fetched += num_blocks
-        self._found += num_found
-
     def moved(self, num_blocks: int) -> None:
         self._moved_requests += 1
         self._moved_blocks += num_blocks
@@ -178,6 +181,7 @@ class SchedulerMetrics(SchedulerObserver, Collector):
         rows = [((worker.id,), float(worker.id in self._stalled)) for worker in load.workers]
         yield gauges("octavo_worker_stalled", "Whether it has work and answers no step.", ["worker"], rows)
         yield from _blocks(load.workers)
+        yield from _tiers(load.workers)
         yield from self._aliases(load)
 
     def _requests(self, load: pb.GetLoadResponse) -> Iterator[Metric]:
@@ -193,9 +197,6 @@ class SchedulerMetrics(SchedulerObserver, Collector):
         yield counter("octavo_requests_aborted", "Requests dropped before their end.", self._aborted)
         yield counter("octavo_prefix_lookup_tokens", "Tokens of prompts looked up in the cache.", self._prompt_tokens)
         yield counter("octavo_prefix_hit_tokens", "Those of them found computed.", self._cached_tokens)
-        yield counter("octavo_disk_stored_blocks", "KV blocks given to workers' disks.", self._stored)
-        yield counter("octavo_disk_fetched_blocks", "KV blocks that workers' disks were asked for.", self._fetched)
-        yield counter("octavo_disk_found_blocks", "Those of them that they had.", self._found)
         text = "Requests that went on on another worker, with what was computed of them."
         yield counter("octavo_moved_requests", text, self._moved_requests)
         yield counter("octavo_moved_blocks", "KV blocks that were copied for that.", self._moved_blocks)
@@ -275,6 +276,24 @@ def _blocks(workers: Sequence[pb.Worker]) -> Iterator[Metric]:
     for state in _CPU_BLOCK_STATES:
         rows = [((worker.id,), float(getattr(worker, f"cpu_blocks_{state}"))) for worker in workers]
         yield gauges(f"octavo_cpu_blocks_{state}", _CPU_BLOCK_STATES[state], ["worker"], rows)
+
+
+def _tiers(workers: Sequence[pb.Worker]) -> Iterator[Metric]:
+    """Yields the tiers of each worker's prefix cache."""
+    tiers = [(worker.id, tier_name(tier.tier), tier) for worker in workers for tier in worker.tiers]
+    for family, described in ((gauges, _TIER_GAUGES), (counters, _TIER_COUNTERS)):
+        for field, (metric, text) in described.items():
+            rows = [((worker, name), float(getattr(tier, field))) for worker, name, tier in tiers]
+            yield family(metric, text, ["worker", "tier"], rows)
+    moves = [
+        ((worker, name, tier_name(move.to)), float(move.blocks)) for worker, name, tier in tiers for move in tier.moves
+    ]
+    yield counters("octavo_cache_moved_blocks", "KV blocks moved between tiers.", ["worker", "tier", "to"], moves)
+
+
+def tier_name(tier: pb.Tier) -> str:
+    """Returns the name by which operators know a tier."""
+    return pb.Tier.Name(tier).removeprefix("TIER_").lower()
 
 
 def _cache_config(workers: Sequence[pb.Worker]) -> Metric:

@@ -19,11 +19,20 @@ def test_with_room_for_all_only_what_is_new_is_computed() -> None:
     assert without.computed > 1.5 * with_room.computed
 
 
+def test_what_cpu_memory_has_no_room_for_comes_from_a_disk() -> None:
+    sizes = {"conversations": 12, "turns": 4, "message": 48, "answer": 16}
+    without, with_disk = (measure(1, has_disk=has_disk, **sizes) for has_disk in (False, True))
+    assert (without.read, with_disk.prompt_tokens) == (0, without.prompt_tokens)
+    assert with_disk.read > 0
+    assert 12 * 4 * 48 <= with_disk.computed < 0.8 * without.computed
+    assert without.computed - with_disk.computed <= with_disk.read * 16
+
+
 def test_rows_are_printed_and_kept(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     few = ["--conversations", "8", "--turns", "2", "--times", "0", "--times", "4", "--json", str(path)]
     result = CliRunner().invoke(main, few, catch_exceptions=False)
     assert "4 x" in result.output
     rows = json.loads(path.read_text())
-    assert [row["times"] for row in rows] == [0, 4]
+    assert [(row["times"], row["has_disk"]) for row in rows] == [(0, False), (4, False), (4, True)]
     assert rows[1]["computed"] < rows[0]["computed"]

@@ -108,13 +108,15 @@ class BlockIndex:
         with self._lock:
             self._forget(name, segment)
 
-    def drop(self, path: Path) -> None:
-        """Drops the blocks of a segment that is no more."""
+    def drop(self, path: Path) -> int:
+        """Drops the blocks of a segment that is no more; returns how many are nowhere now."""
         with self._lock:
-            if segment := self._segment_at.pop(path, None):
+            segment, num_known = self._segment_at.pop(path, None), len(self._location_of)
+            if segment is not None:
                 for name in segment.names:
                     self._forget(name, segment)
                 del self._segments[segment.key]
+            return num_known - len(self._location_of)
 
     def set_young(self, files: list[SegmentFile], capacity_bytes: int) -> None:
         """Notes which of all segments below the store's directory, oldest first, are not its oldest quarter."""

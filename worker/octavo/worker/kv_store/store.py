@@ -69,11 +69,13 @@ class StoreStats:
     Reads end as `found`, `missed`, `damaged` (the checksum was wrong, and the block is forgotten), `failed` (the disk
     said so) or `refused` (the queue was full). Writes end as `written`, `kept` (it was there), `dropped` (the queue was
     full), `unsound` (not worth keeping), `resting` (soon after a failure), `forgotten` (by a `clear`) or `unwritten`
-    (the disk said so). `renewed` counts reads of which the block was to be written once more, `evicted` the segments
-    that this process removed.
+    (the disk said so). `renewed` counts reads of which the block was to be written once more, `evicted` the blocks in
+    segments that this process removed to make room. `capacity_blocks` would fit if no other identity used the
+    directory.
     """
 
     blocks: int
+    capacity_blocks: int
     segments: int
     unreadable_segments: int
     counts: dict[str, int]
@@ -291,7 +293,8 @@ class KVStore:
         with self._lock:
             counts = dict(self._counts)
         index = self._index
-        return StoreStats(len(index), index.num_segments, index.num_unreadable, counts)
+        capacity_blocks = self._capacity_bytes // self._layout.num_bytes * self._layout.slots
+        return StoreStats(len(index), capacity_blocks, index.num_segments, index.num_unreadable, counts)
 
     def close(self, timeout_s: float = 2.0) -> bool:
         """Writes what waits to be written and ends the threads; drops reads. Returns whether that was done in time.
@@ -495,8 +498,7 @@ class KVStore:
             files = all_segments(self._directory)
             left = make_room(files, self._layout.num_bytes, self._capacity_bytes)
             for gone in files[: len(files) - len(left)]:
-                self._index.drop(gone.path)
-                self._count("evicted")
+                self._count("evicted", self._index.drop(gone.path))
             self._index.set_young(left, self._capacity_bytes)
             age = left[-1].age + 1 if left else 0
             place = self._directory / self._layout.identity.directory_name

@@ -2,6 +2,7 @@
 
 import { element } from "/page/dom.js";
 import { CPU_STATES, DEVICE_STATES, FREE, STATES, colour } from "/page/states.js";
+import { showTiers } from "/page/tiers.js";
 
 const GAP = 1;
 const LARGEST = 14;
@@ -171,7 +172,8 @@ export class BlockMap {
     this.fold = element("details", undefined, "cpu");
     this.cpuCaption = element("summary");
     this.fold.append(this.cpuCaption, this.cpu.legend, this.cpu.canvas);
-    this.root.append(this.title, device, this.fold);
+    this.tiers = element("ul", undefined, "tiers");
+    this.root.append(this.title, this.tiers, device, this.fold);
     this.empty = EMPTY_SNAPSHOTS;
     this.fold.addEventListener("toggle", () => this.cpu.draw());
     // From then on it is as the reader wants it.
@@ -181,9 +183,10 @@ export class BlockMap {
   show(worker) {
     const held = owners(worker), swapped = inUse(worker.cpuStates);
     this.root.dataset.worker = worker.id;
-    this.title.textContent = `${worker.id}: ${worker.device}, ${worker.token_rate.toFixed(0)} tokens/s when busy`;
+    this.title.textContent = `${worker.id}: ${worker.device}, ${worker.token_rate.toFixed(0)} tokens/s when busy` + (worker.moved_in ? `, ${worker.moved_in} requests came from other workers` : "");
+    showTiers(this.tiers, worker.tiers);
     this.deviceCaption.textContent = `KV blocks on the device: ${inUse(worker.states)} of ${worker.states.length} in use` + (worker.block_size ? `, ${worker.block_size} tokens each` : "");
-    this.cpuCaption.textContent = worker.cpuStates.length ? `Blocks in CPU memory, for requests swapped out: ${swapped} of ${worker.cpuStates.length} in use` : "No blocks in CPU memory: nothing is swapped out to it";
+    this.cpuCaption.textContent = worker.cpuStates.length ? `Blocks in CPU memory, for requests swapped out and what is cached: ${swapped} of ${worker.cpuStates.length} in use` : "No blocks in CPU memory: nothing is swapped out to it";
     this.empty = swapped ? 0 : this.empty + 1;
     if (!this.isReaders) this.fold.open = this.empty < EMPTY_SNAPSHOTS;
     this.device.show(worker.states, held.device);

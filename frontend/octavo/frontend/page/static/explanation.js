@@ -1,5 +1,7 @@
 // What the scheduler says of one request, in sentences.
 
+import { TIERS } from "/page/tiers.js";
+
 const OBSTACLES = {
   token_budget: (needed, available) => `needs ${needed} tokens of the next step, which has ${available} left`,
   sequence_slots: (needed, available) => `needs ${needed} sequence slots, ${available} are free`,
@@ -10,6 +12,8 @@ const OBSTACLES = {
   delay: (needed, available) => `prompts gather for ${needed} ms, ${available} have passed`,
   no_worker: () => "there is no worker that takes it",
   isolation: (_, available) => `requests over which workers may have died are computed alone first: ${available}`,
+  disk: (needed) => `the worker's disk is reading ${needed} KV blocks of it`,
+  move: (needed) => `the worker copies ${needed} KV blocks of it, to go on with them`,
 };
 
 const MISSES = {
@@ -28,9 +32,10 @@ const MISSES = {
 /** Where its beginning was found computed, and why not more of it; nothing before its first admission. */
 function found(cache) {
   if (!cache) return [];
-  const { tokens, device_tokens, cpu_tokens, disk_tokens, worker_id } = cache;
+  const places = Object.entries(TIERS).map(([tier, where]) => [cache[`${tier}_tokens`], where]);
+  const total = places.reduce((sum, [count]) => sum + count, 0);
   return [
-    `found computed: ${device_tokens + cpu_tokens + disk_tokens} of ${tokens} tokens: ${device_tokens} on the device, ${cpu_tokens} in CPU memory, ${disk_tokens} on the disk; ${worker_id}`,
+    `found computed: ${total} of ${cache.tokens} tokens: ${places.map(([count, where]) => `${count} ${where}`).join(", ")}; ${cache.worker_id}`,
     MISSES[cache.reason]?.(cache) ?? `not more: ${cache.reason}`,
   ];
 }
@@ -38,7 +43,7 @@ function found(cache) {
 export function sentences(told) {
   if (told.state === "ended") return [`ended, ${told.age_s.toFixed(1)} s after it was admitted`, ...found(told.cache)];
   return [
-    `${told.state}${told.worker_id ? ` on ${told.worker_id}` : ""}, ${told.age_s.toFixed(1)} s after it came`,
+    `${told.state}${told.worker_id ? ` on ${told.worker_id}` : ""}${told.moves_to ? `, on its way to ${told.moves_to}` : ""}, ${told.age_s.toFixed(1)} s after it came`,
     `${told.prompt_tokens} prompt tokens, ${told.output_tokens} generated in ${told.sequences} sequences, ${told.computed_tokens} computed; preempted ${told.preemptions} times, ${told.swaps} of them swapped out`,
     ...found(told.cache),
     ...(told.state === "running" ? running(told) : waiting(told)),

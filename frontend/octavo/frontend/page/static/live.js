@@ -24,7 +24,7 @@ function say(text, stale) {
 }
 
 function showCounts(load) {
-  const counts = { waiting: load.waiting, running: load.running, "swapped out": load.swapped, preemptions: load.preemptions, frontends: load.frontends, workers: load.workers.length };
+  const counts = { waiting: load.waiting, running: load.running, "swapped out": load.swapped, preemptions: load.preemptions, moved: load.moved, frontends: load.frontends, workers: load.workers.length };
   $("counts").replaceChildren(...Object.entries(counts).map(([name, value]) => {
     const pair = element("div");
     pair.append(element("dt", name), element("dd", value));

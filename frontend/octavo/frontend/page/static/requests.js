@@ -65,7 +65,7 @@ function rowOf(request, blocks) {
   const key = keyOf(request);
   if (!rows.has(key)) rows.set(key, makeRow(request));
   const made = rows.get(key);
-  const texts = [null, request.tenant || "-", request.worker_id || "-", request.prompt_tokens, request.computed_tokens, request.output_tokens, request.sequences, request.preemptions, blocks ?? "-", `${request.age_s.toFixed(1)} s`];
+  const texts = [null, request.tenant || "-", request.moves_to ? `${request.worker_id} to ${request.moves_to}` : request.worker_id || "-", request.prompt_tokens, request.computed_tokens, request.output_tokens, request.sequences, request.preemptions, blocks ?? "-", `${request.age_s.toFixed(1)} s`];
   texts.forEach((text, index) => {
     if (index) made.cells[index].textContent = text ?? "-";
   });

@@ -9,11 +9,12 @@ export const STATES = [
   { name: "pinned", light: "#8d63b0", dark: "#ab82cf" },
   { name: "parked", light: "#8b9298", dark: "#7d858c" },
   { name: "swapped", light: "#b4574a", dark: "#d2705f" },
+  { name: "arriving", light: "#2f9aa8", dark: "#49b6c4" },
 ];
 // Nobody holds a block that is one of these.
 export const FREE = new Set([1, 2]);
 export const DEVICE_STATES = new Set([1, 2, 3, 4, 5, 6]);
-export const CPU_STATES = new Set([1, 7]);
+export const CPU_STATES = new Set([1, 2, 7]);
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 

@@ -103,4 +103,4 @@ class DiskStore:
         self._blocks.clear()
 
     def stats(self) -> StoreStats:
-        return StoreStats(len(self._blocks), 0, 0, {})
+        return StoreStats(len(self._blocks), 0, 0, 0, {})
