@@ -92,7 +92,7 @@ class ReplicaTable:
 
     def can_hold(self, group: RequestGroup) -> bool:
         """Tells whether any replica that takes the group in its turn could ever hold it. Suspects wait for no turn, and
-        what waits for a disk has none."""
+        what waits for a disk or a copy has none."""
         return group not in self._request_table.suspects and not group.is_fetching and self.has_home(group)
 
     def has_home(self, group: RequestGroup) -> bool:
@@ -104,7 +104,7 @@ class ReplicaTable:
 
     def returning(self, replica: Replica) -> Iterator[RequestGroup]:
         """Yields the waiting groups that have lost their blocks and that `replica` takes and could ever hold, in their
-        order, but for those that wait for a disk."""
+        order, but for those that wait for a disk or a copy."""
         return (group for group in self._request_table.waiting.returning if self._takes_back(replica, group))
 
     def _takes_back(self, replica: Replica, group: RequestGroup) -> bool:
