@@ -174,8 +174,8 @@ class ContiguousKV:
     """
 
     slides = False
-    watermark_blocks = num_cpu_blocks = num_cpu_free = num_cached = num_parked = num_pinned = num_lent = num_cpu_lent = 0
-    cached_free_block_ids = parked_block_ids = frozenset[int]()
+    watermark_blocks = num_cpu_blocks = num_cpu_free = num_cached = num_parked = num_pinned = num_cpu_lent = 0
+    cached_free_block_ids = parked_block_ids = lent_block_ids = frozenset[int]()
 
     def __init__(self, num_blocks: int, block_size: int, max_model_len: int, reserve: Reserve) -> None:
         self.disk: DiskTier | None = None

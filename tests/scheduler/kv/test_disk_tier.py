@@ -564,13 +564,13 @@ def test_what_a_group_has_in_cpu_memory_makes_no_way_for_what_it_reads() -> None
     (read,) = tier.fetch([second], [held], goes_on=True)
     assert read.num_blocks == 1
     assert cpu.cache.content(held) == first
-    assert held not in tier.held
+    assert held not in tier._reads.held
 
 
 def test_reads_take_half_of_the_cpu_blocks_at_most() -> None:
     tier, cpu = alone(10)
     (read,) = tier.fetch(contents(8), [], goes_on=True)
-    assert read.num_blocks == len(tier.held) == 5
+    assert read.num_blocks == len(tier._reads.held) == 5
     assert tier.fetch(contents(12)[8:], [], goes_on=True) == []
     assert cpu.pool.num_free == 5
 

@@ -198,7 +198,7 @@ class Scheduler:
         for replica in self.replicas.values():
             replica.check()
             if not replica.running and not replica.outstanding:
-                num_kept = replica.kv.num_pinned + replica.kv.num_lent
+                num_kept = replica.kv.num_pinned + len(replica.kv.lent_block_ids)
                 assert replica.kv.num_free + num_kept == replica.kv.num_blocks, "an idle replica holds blocks"
             if not replica.swapped:
                 num_held = replica.kv.num_cpu_blocks - replica.kv.num_cpu_free

@@ -509,9 +509,9 @@ class KVCacheManager:
         return len(self.reads.held) + sum(len(arrival.moves) for arrival in self.swap_space.arrivals)
 
     @property
-    def num_lent(self) -> int:
+    def lent_block_ids(self) -> list[int]:
         lent = self.peers.lent if self.peers is not None else {}
-        return sum(self._pool.ref_count(block_id) == count for block_id, count in lent.items())
+        return [block_id for block_id, count in lent.items() if self._pool.ref_count(block_id) == count]
 
     @property
     def num_cpu_lent(self) -> int:

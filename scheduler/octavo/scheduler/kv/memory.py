@@ -254,8 +254,8 @@ class KVMemory(Protocol):
         """Counts the CPU blocks into which blocks come from elsewhere."""
 
     @property
-    def num_lent(self) -> int:
-        """Counts the blocks that are held only because other replicas copy them."""
+    def lent_block_ids(self) -> Collection[int]:
+        """Returns the blocks that are held only because other replicas copy them."""
 
     @property
     def num_cpu_lent(self) -> int:

@@ -74,7 +74,7 @@ def waiting(make_cluster: MakeCluster, *requests: Request, **worker: Any) -> Clu
     cluster.submit(*(requests or (again(),)))
     settle(cluster)
     assert len(pulls(cluster)) == 1
-    assert kv_of(cluster).num_lent == 10
+    assert len(kv_of(cluster).lent_block_ids) == 10
     return cluster
 
 
@@ -313,7 +313,7 @@ def test_nobody_waits_for_a_copy_that_is_late_and_it_serves_who_comes_later(make
     cluster.run()
     assert cached_tokens(cluster)["again"] == 0
     # The other worker has not answered, and may still read.
-    assert (kv_of(cluster).num_lent, kv_of(cluster, 2).num_arriving) == (10, 10)
+    assert (len(kv_of(cluster).lent_block_ids), kv_of(cluster, 2).num_arriving) == (10, 10)
     cluster.pull(2)
     finish(cluster, again())
 
@@ -378,7 +378,7 @@ def test_a_lost_source_lets_the_prompt_be_computed_at_once(make_cluster: MakeClu
 def test_a_lost_target_gives_the_loan_back(make_cluster: MakeCluster) -> None:
     cluster = waiting(make_cluster)
     cluster.leave(2, LossCause.UNREACHABLE)
-    assert kv_of(cluster).num_lent == 0
+    assert not kv_of(cluster).lent_block_ids
     cluster.handle(WorkerReadmitted("worker-1"))
     finish(cluster, again())
 
@@ -423,7 +423,7 @@ def test_who_waits_at_a_target_that_is_drained_goes_elsewhere(make_cluster: Make
     cluster.handle(WorkerDrained("worker-2", 0.0))
     finish(cluster, again())
     assert 2 not in cluster.core.replicas
-    assert kv_of(cluster).num_lent == 0
+    assert not kv_of(cluster).lent_block_ids
 
 
 def test_nothing_of_a_non_finite_sequence_is_found_by_a_copy(make_cluster: MakeCluster) -> None:
@@ -517,7 +517,7 @@ def test_a_group_that_moves_takes_what_is_on_loan_along(make_cluster: MakeCluste
     cluster.pulls_answer = False
     cluster.submit(again())
     settle(cluster)
-    assert kv_of(cluster).num_lent == 0, "its group holds them too"
+    assert not kv_of(cluster).lent_block_ids, "its group holds them too"
     cluster.handle(WorkerDrained("worker-1", 0.0))
     settle(cluster)
     assert len(pulls(cluster)) == 2

@@ -9,6 +9,9 @@ const OBSTACLES = {
   capacity: (needed, available) => `may grow to ${needed} KV blocks, there are ${available} in all`,
   delay: (needed, available) => `prompts gather for ${needed} ms, ${available} have passed`,
   no_worker: () => "there is no worker that takes it",
+  disk: (needed) => `the worker's disk is reading ${needed} KV blocks of it`,
+  move: (needed) => `the worker copies ${needed} KV blocks of it, to go on with them`,
+  prefix_copy: (needed) => `the worker copies ${needed} KV blocks that it begins with from another one`,
   isolation: (_, available) => `requests over which workers may have died are computed alone first: ${available}`,
 };
 
@@ -28,9 +31,10 @@ const MISSES = {
 /** Where its beginning was found computed, and why not more of it; nothing before its first admission. */
 function found(cache) {
   if (!cache) return [];
-  const { tokens, device_tokens, cpu_tokens, disk_tokens, worker_id } = cache;
+  const { tokens, device_tokens, cpu_tokens, disk_tokens, replica_tokens, source, worker_id } = cache;
+  const copied = replica_tokens ? `, ${replica_tokens} on ${source}` : "";
   return [
-    `found computed: ${device_tokens + cpu_tokens + disk_tokens} of ${tokens} tokens: ${device_tokens} on the device, ${cpu_tokens} in CPU memory, ${disk_tokens} on the disk; ${worker_id}`,
+    `found computed: ${device_tokens + cpu_tokens + disk_tokens + replica_tokens} of ${tokens} tokens: ${device_tokens} on the device, ${cpu_tokens} in CPU memory, ${disk_tokens} on the disk${copied}; ${worker_id}`,
     MISSES[cache.reason]?.(cache) ?? `not more: ${cache.reason}`,
   ];
 }

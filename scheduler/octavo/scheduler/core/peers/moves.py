@@ -10,6 +10,7 @@ elsewhere as if nobody had tried.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from octavo.scheduler.core.admission import has_capacity
 from octavo.scheduler.core.events import SchedulerObserver
@@ -19,7 +20,8 @@ from octavo.scheduler.core.replica_table import ReplicaTable
 from octavo.scheduler.core.request_table import RequestTable
 from octavo.scheduler.core.sequence import RequestGroup, SequenceStatus
 from octavo.scheduler.kv.memory import Arrival
-from octavo.wire.requests import NoticeKind
+from octavo.wire.costs import StepCosts
+from octavo.wire.requests import NoticeKind, answer_work
 from octavo.wire.steps import BlocksPulled, WorkerRole
 
 # Groups that leave one replica at a time: each stands still while those before it are copied.
@@ -28,6 +30,8 @@ _MAX_LEAVING = 4
 _TIMEOUT_S = 5.0
 # A group that could not leave just then is tried again after so long.
 _PAUSE_S = 0.5
+# Waiting groups whose prompts are counted.
+_MOST_COUNTED = 64
 # A replica has much more to do than another one from so many sequences more on, if these are twice as many; and a group
 # has to have so many tokens before it to be worth moving for that.
 _MUCH_MORE, _WORTH_TOKENS = 4, 32
@@ -94,10 +98,36 @@ class Moves:
         return left
 
     def hand_over(self, source: Replica, now: float) -> None:
-        """Moves groups that have computed their prompts off a replica that is for prompts alone. Those that nobody can
-        take go on there."""
-        done = (group for group in source.running if isinstance(group, RequestGroup) and group not in source.moving)
-        self.carry(source, [group for group in done if all(each.is_decoding for each in group.holders)], now)
+        """Moves groups that have computed their prompts off a replica that is for prompts alone, where to stay would
+        hold them up longer than the move does. The others, and those that nobody can take, go on there."""
+        here = (group for group in source.running if isinstance(group, RequestGroup) and group not in source.moving)
+        done = [group for group in here if all(each.is_decoding for each in group.holders)]
+        if done and source.hello.costs is not None:
+            prompts = self._prompt_tokens(source)
+            done = [group for group in done if self._is_held_up(source, group, prompts, source.hello.costs, now)]
+        self.carry(source, done, now)
+
+    def _prompt_tokens(self, source: Replica) -> int:
+        """Counts the tokens of prompts that are still to be computed on a replica: of those there, and its share of
+        those that wait."""
+        here = sum(each.num_uncomputed for group in source.running for each in group.live if not each.is_decoding)
+        waiting = sum(group.live[0].num_known for group in islice(self._requests.waiting, _MOST_COUNTED))
+        replicas = self._replica_table.replicas.values()
+        return here + waiting // sum(each.hello.role is not WorkerRole.DECODE for each in replicas)
+
+    def _is_held_up(
+        self, source: Replica, group: RequestGroup, prompts: int, costs: StepCosts, now: float
+    ) -> bool:
+        """Tells whether prompts will hold the group's tokens up here for longer than it stands still when it moves.
+        Every step may bring as many tokens of prompts as it computes, for as long as the group generates."""
+        generated = max((each.num_generated for each in group.live), default=0)
+        steps = answer_work(group.sampling.max_tokens, generated)
+        held_up_s = min(prompts, steps * source.token_budget) * costs.prefill.token_s
+        num_blocks, swap = _num_blocks(source, group), costs.swap
+        copies_s = [
+            self._pulls.expected_s(source, target, num_blocks, now) for target in self._targets(source, group, now)
+        ]
+        return held_up_s > min(copies_s, default=0.0) + swap.moves_s + num_blocks * swap.block_in_s
 
     def balance(self, now: float) -> None:
         """Moves a group from a replica that has swapped it out, or has much more to do than another one; at most one
