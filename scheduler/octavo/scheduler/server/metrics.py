@@ -208,7 +208,9 @@ class SchedulerMetrics(SchedulerObserver, Collector):
         yield counter("octavo_moved_blocks", "KV blocks that were copied for that.", self._moved_blocks)
         text = "KV blocks of prefixes that workers were to copy from others."
         yield counter("octavo_prefix_copied_blocks", text, self._copied)
-        yield counter("octavo_prefix_copied_found_blocks", "Those of them that came, and could be found.", self._copied_found)
+        yield counter(
+            "octavo_prefix_copied_found_blocks", "Those of them that came, and could be found.", self._copied_found
+        )
         yield counter("octavo_prefix_late_copies", "Copies that nobody waited for any more.", self._copied_late)
         yield gauge("octavo_frontends", "Frontends with a lease.", load.frontends)
         yield gauge("octavo_pinned_prefixes", "Prefixes that stay computed.", load.pinned_prefixes)

@@ -45,7 +45,9 @@ def join(cluster: Cluster, incarnation: int, **worker: Any) -> FakeReplica:
     return cluster.join(incarnation, **{**sizes, **worker})
 
 
-def served(make_cluster: MakeCluster, *requests: Request, config: dict[str, Any] | None = None, **worker: Any) -> Cluster:
+def served(
+    make_cluster: MakeCluster, *requests: Request, config: dict[str, Any] | None = None, **worker: Any
+) -> Cluster:
     """A cluster of two workers, of which the first has served these requests, and takes nothing new."""
     cluster = make_cluster(watermark=0.0, **(config or {}))
     join(cluster, 1, **worker)

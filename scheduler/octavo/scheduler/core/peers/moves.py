@@ -115,9 +115,7 @@ class Moves:
         replicas = self._replica_table.replicas.values()
         return here + waiting // sum(each.hello.role is not WorkerRole.DECODE for each in replicas)
 
-    def _is_held_up(
-        self, source: Replica, group: RequestGroup, prompts: int, costs: StepCosts, now: float
-    ) -> bool:
+    def _is_held_up(self, source: Replica, group: RequestGroup, prompts: int, costs: StepCosts, now: float) -> bool:
         """Tells whether prompts will hold the group's tokens up here for longer than it stands still when it moves.
         Every step may bring as many tokens of prompts as it computes, for as long as the group generates."""
         generated = max((each.num_generated for each in group.live), default=0)

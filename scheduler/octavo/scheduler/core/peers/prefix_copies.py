@@ -74,9 +74,7 @@ class PrefixCopies:
             and self._pulls.may_try(source, target, now)
         ]
 
-    def _pays(
-        self, source: Replica, target: Replica, num_blocks: int, computing_s: float | None, now: float
-    ) -> bool:
+    def _pays(self, source: Replica, target: Replica, num_blocks: int, computing_s: float | None, now: float) -> bool:
         """Tells whether to copy blocks takes less time than to compute their tokens; that is so where the worker has
         not measured."""
         costs = target.hello.costs
