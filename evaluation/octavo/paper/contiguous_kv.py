@@ -10,8 +10,8 @@ from itertools import chain
 from octavo.scheduler.core.sequence import BlockRead, Lookup, Sequence, SequenceGroup
 from octavo.scheduler.kv.blocks import BlockTable
 from octavo.scheduler.kv.disk_tier import DiskTier
-from octavo.scheduler.kv.peer_tier import PeerTier
 from octavo.scheduler.kv.memory import Arrival, Growth, MakeMemory, TokenRun
+from octavo.scheduler.kv.peer_tier import PeerTier
 from octavo.wire.steps import BlockMove, Remap
 
 # -- the pool ---------------------------------------------------------------------------------------------------------

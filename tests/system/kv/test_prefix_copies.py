@@ -1,5 +1,5 @@
-"""Real processes: a worker takes a prompt's beginning from another one that has computed it; where that dies over it, the
-prompt is computed, with the same tokens."""
+"""Real processes: a worker takes a prompt's beginning from another one that has computed it; where either dies over it,
+the prompt is computed, with the same tokens."""
 
 import signal
 

@@ -1,5 +1,5 @@
-"""The prefix caches of other replicas as a tier of one's own: what they hold for certain is copied into CPU blocks here,
-from where it goes on as anything that is there."""
+"""The prefix caches of other replicas as a tier of one's own: what they hold for certain is copied into CPU blocks
+here, from where it goes on as anything that is there."""
 
 from collections import Counter
 from collections.abc import Iterator

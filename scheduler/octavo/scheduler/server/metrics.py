@@ -97,7 +97,7 @@ class SchedulerMetrics(SchedulerObserver, Collector):
         # Blocks that workers' disks were to keep, were asked for, and had.
         self._stored = self._fetched = self._found = 0
         self._moved_requests = self._moved_blocks = 0
-        # Blocks of prefixes that workers have copied of others, those of them that were of use, and copies that were late.
+        # Blocks of prefixes that workers have copied of others, those of them that were of use, and late copies.
         self._copied = self._copied_found = self._copied_late = 0
         sources = [source.value for source in DraftSource]
         self._drafts, self._guesses, self._accepted = Tally(*sources), Tally(*sources), Tally(*sources)
@@ -208,9 +208,8 @@ class SchedulerMetrics(SchedulerObserver, Collector):
         yield counter("octavo_moved_blocks", "KV blocks that were copied for that.", self._moved_blocks)
         text = "KV blocks of prefixes that workers were to copy from others."
         yield counter("octavo_prefix_copied_blocks", text, self._copied)
-        yield counter(
-            "octavo_prefix_copied_found_blocks", "Those of them that came, and could be found.", self._copied_found
-        )
+        text = "Those of them that came, and could be found."
+        yield counter("octavo_prefix_copied_found_blocks", text, self._copied_found)
         yield counter("octavo_prefix_late_copies", "Copies that nobody waited for any more.", self._copied_late)
         yield gauge("octavo_frontends", "Frontends with a lease.", load.frontends)
         yield gauge("octavo_pinned_prefixes", "Prefixes that stay computed.", load.pinned_prefixes)

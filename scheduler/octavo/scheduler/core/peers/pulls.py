@@ -1,5 +1,5 @@
-"""Pulls: workers copy each other's blocks, as the scheduler asks them to; which pairs of replicas can, and what it takes
-them."""
+"""Pulls: workers copy each other's blocks, as the scheduler asks them to; which pairs of replicas can, and how long it
+takes them."""
 
 from dataclasses import dataclass
 
