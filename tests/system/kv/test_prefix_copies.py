@@ -39,6 +39,7 @@ def right_tokens(stack: Stack, count: int) -> list[int]:
 
 
 def told(stack: Stack, name: str) -> pb.Explanation:
+    explanation: pb.Explanation
     [explanation] = stack.admin.ExplainRequest(pb.ExplainRequestRequest(request_id=name), timeout=60).explanations
     return explanation
 
