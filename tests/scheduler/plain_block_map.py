@@ -30,10 +30,12 @@ def _states(replica: Replica) -> list[int]:
     sequences = Counter(block_id for table in kv._tables.values() for block_id in table.block_ids)
     pins = Counter(block_id for held in kv.pinned.values() for block_id in held)
     parked = Counter(block_id for block_ids in kv.blocks.parked.values() for block_id in block_ids)
+    # Who copies a block elsewhere makes it nobody's here.
+    lent = kv.peers.lent if kv.peers is not None else Counter[int]()
     states = []
     for block_id in range(kv.num_blocks):
         held = sequences[block_id]
-        assert kv.ref_count(block_id) == held + pins[block_id] + parked[block_id]
+        assert kv.ref_count(block_id) == held + pins[block_id] + parked[block_id] + lent[block_id]
         if pins[block_id]:
             states.append(pb.BLOCK_STATE_PINNED)
         elif held:
@@ -41,7 +43,7 @@ def _states(replica: Replica) -> list[int]:
         elif parked[block_id]:
             states.append(pb.BLOCK_STATE_PARKED)
         else:
-            cached = kv._cache.content(block_id) is not None
+            cached = kv._cache.content(block_id) is not None or lent[block_id]
             states.append(pb.BLOCK_STATE_CACHED if cached else pb.BLOCK_STATE_FREE)
     return [int(state) for state in states]
 
@@ -52,7 +54,7 @@ def _cpu_states(replica: Replica) -> list[int]:
     kv = paged(replica)
     arriving = {move.target for arrival in space.arrivals for move in arrival.moves}
     if kv.disk is not None:
-        arriving |= set(kv.disk.held)
+        arriving |= set(kv.reads.held)
     states = []
     for block_id in range(space.pool.num_blocks):
         if block_id in held:

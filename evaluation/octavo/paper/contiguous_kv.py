@@ -7,10 +7,11 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import chain
 
-from octavo.scheduler.core.sequence import DiskRead, Lookup, Sequence, SequenceGroup
+from octavo.scheduler.core.sequence import BlockRead, Lookup, Sequence, SequenceGroup
 from octavo.scheduler.kv.blocks import BlockTable
 from octavo.scheduler.kv.disk_tier import DiskTier
 from octavo.scheduler.kv.memory import Arrival, Growth, MakeMemory, TokenRun
+from octavo.scheduler.kv.peer_tier import PeerTier
 from octavo.scheduler.kv.prefix_cache import TierUse
 from octavo.wire.steps import BlockMove, Remap
 
@@ -174,11 +175,12 @@ class ContiguousKV:
     """
 
     slides = False
-    watermark_blocks = num_cpu_blocks = num_cpu_free = num_cached = num_parked = num_pinned = 0
-    cached_free_block_ids = parked_block_ids = cpu_cached_block_ids = frozenset[int]()
+    watermark_blocks = num_cpu_blocks = num_cpu_free = num_cached = num_parked = num_pinned = num_cpu_lent = 0
+    cached_free_block_ids = parked_block_ids = cpu_cached_block_ids = lent_block_ids = frozenset[int]()
 
     def __init__(self, num_blocks: int, block_size: int, max_model_len: int, reserve: Reserve) -> None:
         self.disk: DiskTier | None = None
+        self.peers: PeerTier | None = None
         self.shares_prefixes = False
         self.now = 0.0
         self.block_size = block_size
@@ -375,7 +377,7 @@ class ContiguousKV:
     def give_up(self, arrival: Arrival) -> None:
         raise _never("moves")
 
-    def fetch(self, group: SequenceGroup, *, goes_on: bool) -> list[DiskRead]:
+    def fetch(self, group: SequenceGroup, *, goes_on: bool) -> list[BlockRead]:
         return []
 
     def tier_moves(self, step_id: int) -> tuple[list[BlockMove], list[BlockMove]]:

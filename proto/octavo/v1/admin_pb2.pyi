@@ -301,7 +301,7 @@ class Explanation(_message.Message):
     def __init__(self, status: _Optional[_Union[RequestStatus, _Mapping]] = ..., queue_position: _Optional[int] = ..., ahead_request_ids: _Optional[_Iterable[str]] = ..., obstacles: _Optional[_Iterable[_Union[Obstacle, _Mapping]]] = ..., step_ids: _Optional[_Iterable[int]] = ..., tokens_in_flight: _Optional[int] = ..., cache: _Optional[_Union[CacheLookup, _Mapping]] = ...) -> None: ...
 
 class CacheLookup(_message.Message):
-    __slots__ = ("tokens", "device_tokens", "cpu_tokens", "disk_tokens", "worker_id", "reason", "position", "token", "other_token", "evicted", "elsewhere")
+    __slots__ = ("tokens", "device_tokens", "cpu_tokens", "disk_tokens", "worker_id", "reason", "position", "token", "other_token", "evicted", "elsewhere", "replica_tokens", "source")
     class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         REASON_UNSPECIFIED: _ClassVar[CacheLookup.Reason]
@@ -337,6 +337,8 @@ class CacheLookup(_message.Message):
     OTHER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     EVICTED_FIELD_NUMBER: _ClassVar[int]
     ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
     tokens: int
     device_tokens: int
     cpu_tokens: int
@@ -348,7 +350,9 @@ class CacheLookup(_message.Message):
     other_token: int
     evicted: _duration_pb2.Duration
     elsewhere: str
-    def __init__(self, tokens: _Optional[int] = ..., device_tokens: _Optional[int] = ..., cpu_tokens: _Optional[int] = ..., disk_tokens: _Optional[int] = ..., worker_id: _Optional[str] = ..., reason: _Optional[_Union[CacheLookup.Reason, str]] = ..., position: _Optional[int] = ..., token: _Optional[int] = ..., other_token: _Optional[int] = ..., evicted: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., elsewhere: _Optional[str] = ...) -> None: ...
+    replica_tokens: int
+    source: str
+    def __init__(self, tokens: _Optional[int] = ..., device_tokens: _Optional[int] = ..., cpu_tokens: _Optional[int] = ..., disk_tokens: _Optional[int] = ..., worker_id: _Optional[str] = ..., reason: _Optional[_Union[CacheLookup.Reason, str]] = ..., position: _Optional[int] = ..., token: _Optional[int] = ..., other_token: _Optional[int] = ..., evicted: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., elsewhere: _Optional[str] = ..., replica_tokens: _Optional[int] = ..., source: _Optional[str] = ...) -> None: ...
 
 class Obstacle(_message.Message):
     __slots__ = ("worker_id", "kind", "needed", "available")
@@ -366,6 +370,7 @@ class Obstacle(_message.Message):
         KIND_ISOLATION: _ClassVar[Obstacle.Kind]
         KIND_DISK: _ClassVar[Obstacle.Kind]
         KIND_MOVE: _ClassVar[Obstacle.Kind]
+        KIND_PREFIX_COPY: _ClassVar[Obstacle.Kind]
     KIND_UNSPECIFIED: Obstacle.Kind
     KIND_TOKEN_BUDGET: Obstacle.Kind
     KIND_SEQUENCE_SLOTS: Obstacle.Kind
@@ -378,6 +383,7 @@ class Obstacle(_message.Message):
     KIND_ISOLATION: Obstacle.Kind
     KIND_DISK: Obstacle.Kind
     KIND_MOVE: Obstacle.Kind
+    KIND_PREFIX_COPY: Obstacle.Kind
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     NEEDED_FIELD_NUMBER: _ClassVar[int]

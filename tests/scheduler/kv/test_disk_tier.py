@@ -11,6 +11,7 @@ from octavo.scheduler.core import workers
 from octavo.scheduler.core.admission import ObstacleKind
 from octavo.scheduler.core.events import DiskAnswered, LossCause, PrefixPinned, StepAnswered, WorkerDrained
 from octavo.scheduler.core.explain import explain
+from octavo.scheduler.kv.block_reads import BlockReads
 from octavo.scheduler.kv.blocks import CachedBlocks
 from octavo.scheduler.kv.disk_tier import DiskTier, disk_pays
 from octavo.scheduler.kv.prefix_cache import CachedBlock
@@ -178,7 +179,7 @@ def test_a_failed_step_reads_nothing_and_its_reader_goes_on_without(make_cluster
     assert replica.plans[-1].disk is not None
     assert replica.plans[-1].disk.fetch
     cluster.handle(StepAnswered(2, replica.execute(fail=True)))
-    assert not tier_of(cluster, 2).held
+    assert not kv_of(cluster, 2).reads.held
     finish(cluster, again(OLD))
     assert cached_tokens(cluster)["again"] == 0
 
@@ -244,16 +245,16 @@ def test_a_stuck_disk_keeps_nobody_for_long_and_gets_its_blocks_back(make_cluste
     cluster.submit(again(OLD))
     cluster.step()
     for later in (0.0, 4.0):
-        workers.look_at_disks(cluster.core.state, cluster.now + later)
+        workers.look_at_reads(cluster.core.state, cluster.now + later)
         assert cluster.groups["again"].is_fetching
-    workers.look_at_disks(cluster.core.state, cluster.now + 6.0)
+    workers.look_at_reads(cluster.core.state, cluster.now + 6.0)
     assert not cluster.groups["again"].is_fetching
-    held = tier_of(cluster, 2).held
+    held = kv_of(cluster, 2).reads.held
     assert held
     cluster.submit(make_request("other", 16, 3))
     cluster.run()
     # It is asked for nothing more, and the blocks are its own until it answers.
-    assert tier_of(cluster, 2).held == held
+    assert kv_of(cluster, 2).reads.held == held
     assert cached_tokens(cluster)["again"] == cached_tokens(cluster)["other"] == 0
     cluster.disks_answer = True
     cluster.read(2)
@@ -321,7 +322,7 @@ def test_swapped_groups_and_reads_share_cpu_memory(make_cluster: MakeCluster) ->
     cluster.submit(again(OLD))
     cluster.step()
     cluster.step()
-    held = len(tier_of(cluster, 2).held)
+    held = len(kv_of(cluster, 2).reads.held)
     assert 0 < held <= 5
     others = [make_request("early", 8, 14), make_request("late", 5, 9, num_sequences=2, temperature=1.0)]
     for request in others:
@@ -530,12 +531,12 @@ def contents(count: int, kv_group: int = 0) -> list[CachedBlock]:
 def alone(num_cpu_blocks: int) -> tuple[DiskTier, CachedBlocks]:
     """A tier by itself, and its CPU blocks."""
     cpu = CachedBlocks(num_cpu_blocks, 1, prefix_caching=True)
-    return DiskTier(CachedBlocks(4, 1, prefix_caching=True), cpu, KVDisk()), cpu
+    return DiskTier(CachedBlocks(4, 1, prefix_caching=True), BlockReads(cpu), KVDisk()), cpu
 
 
 def test_a_block_that_holds_something_else_by_then_is_not_stored_for_what_it_held() -> None:
     device = CachedBlocks(1, 1, prefix_caching=True)
-    tier = DiskTier(device, CachedBlocks(4, 1, prefix_caching=True), KVDisk())
+    tier = DiskTier(device, BlockReads(CachedBlocks(4, 1, prefix_caching=True)), KVDisk())
     first, second = contents(2)
     for content in (first, second):
         (block_id,) = device.take(1)
@@ -563,13 +564,13 @@ def test_what_a_group_has_in_cpu_memory_makes_no_way_for_what_it_reads() -> None
     (read,) = tier.fetch([second], [held], goes_on=True)
     assert read.num_blocks == 1
     assert cpu.cache.content(held) == first
-    assert held not in tier.held
+    assert held not in tier._reads.held
 
 
 def test_reads_take_half_of_the_cpu_blocks_at_most() -> None:
     tier, cpu = alone(10)
     (read,) = tier.fetch(contents(8), [], goes_on=True)
-    assert read.num_blocks == len(tier.held) == 5
+    assert read.num_blocks == len(tier._reads.held) == 5
     assert tier.fetch(contents(12)[8:], [], goes_on=True) == []
     assert cpu.pool.num_free == 5
 

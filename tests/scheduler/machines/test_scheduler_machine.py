@@ -30,6 +30,7 @@ from octavo.scheduler.core.events import (
     PrefixesNamed,
     PrefixPinned,
     PrefixUnpinned,
+    PullAnswered,
     ReplicaHeard,
     StepAnswered,
     WorkerCordoned,
@@ -43,6 +44,7 @@ from octavo.testing.fakes.drafters import adversary
 from octavo.testing.oracles.paged import paged
 from octavo.wire.requests import PinRefused, Prefix, RejectReason, Request
 from octavo.wire.sampling import BeamSearch, EarlyStopping
+from octavo.wire.steps import BlocksPulled
 
 from ..alike import alike
 from ..ending import MISFIT_GRACE_S, come_to_an_end, put_away_misfits
@@ -125,9 +127,18 @@ class SchedulerMachine(RuleBasedStateMachine):
     cluster: Cluster
     make_cluster: type[Cluster] = Cluster
 
-    @initialize(config=configs, windows=st.sampled_from(_WINDOWS), wanted=st.lists(wishes(), min_size=3, max_size=6))
-    def start(self, config: dict[str, Any], windows: tuple[int, ...], wanted: list[dict[str, Any]]) -> None:
+    @initialize(
+        config=configs,
+        windows=st.sampled_from(_WINDOWS),
+        are_read=st.sampled_from([True, True, False]),
+        wanted=st.lists(wishes(), min_size=3, max_size=6),
+    )
+    def start(
+        self, config: dict[str, Any], windows: tuple[int, ...], are_read: bool, wanted: list[dict[str, Any]]
+    ) -> None:
         self.windows = windows
+        # Workers copy each other's blocks.
+        self.are_read = are_read
         self.expectations = Expectations(_MODEL, windows)
         self.cluster = self.make_cluster(_MODEL, drafter=adversary(windows), **config)
         self.journal = Journal(self.cluster, self.expectations)
@@ -153,7 +164,42 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_cpu_blocks=min(num_blocks, num_cpu_blocks) * len(self.windows),
             windows=self.windows,
             draft_hit_rate=hit_rate,
+            is_read=self.are_read,
         )
+
+    @precondition(lambda self: self.are_read and self.cluster.replicas)
+    @rule(longer=st.integers(1, 6), tokens=st.integers(1, 6), salt=st.sampled_from(["", "", "s"]))
+    def copy_prefix(self, longer: int, tokens: int, salt: str) -> None:
+        """A worker gets a prompt of which another one, which gets nothing new, has computed most."""
+        if len(self.cluster.replicas) < 2:
+            self.join(num_blocks=18, block_size=2, num_cpu_blocks=12)
+        first, second = sorted(self.cluster.replicas)[-2:]
+        self.num_requests += 2
+        for number, (taker, other) in enumerate([(first, second), (second, first)]):
+            self.cluster.handle(WorkerReadmitted(f"worker-{taker}"))
+            self.cluster.handle(WorkerCordoned(f"worker-{other}"))
+            wish = {"prompt_length": 9 + number * longer, "shared": 9, "max_tokens": tokens, "salt": salt}
+            request = make_request(f"r{self.num_requests - 1 + number}", **wish)
+            if rejection := self.journal.submit(request):
+                self._assert_misfit(request, rejection.reason)
+            for _ in range(0 if number else 6):
+                self.cluster.step()
+        self.schedule()
+
+    @precondition(lambda self: self._pulling())
+    @rule(data=st.data(), comes=st.sampled_from([True, True, False]))
+    def pull(self, data: st.DataObject, comes: bool) -> None:
+        """Blocks of another worker have come, or do not."""
+        incarnation = data.draw(st.sampled_from(self._pulling()))
+        if comes:
+            self.cluster.pull(incarnation)
+        else:
+            pull = self.cluster.replicas[incarnation].to_pull.popleft()
+            answer = BlocksPulled(pull.epoch, incarnation, pull.pull_id, is_complete=False)
+            self.cluster.handle(PullAnswered(incarnation, answer))
+
+    def _pulling(self) -> list[int]:
+        return sorted(incarnation for incarnation, replica in self.cluster.replicas.items() if replica.may_pull)
 
     @precondition(lambda self: self.cluster.replicas)
     @rule(data=st.data(), what=st.sampled_from(["cordon", "drain", "move", "end", "readmit", "readmit"]))
@@ -176,7 +222,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         """What a replica keeps that is to be empty is in a step, or fits nowhere else."""
         if not replica.outstanding:
             homes = [other for other in self.cluster.core.replicas.values() if other.is_ready]
-            assert not any(has_capacity(group.request, home) for group in replica.requests for home in homes)
+            left = [group for group in replica.requests if group not in replica.moving]
+            assert not any(has_capacity(group.request, home) for group in left for home in homes)
 
     @rule()
     def schedule(self) -> None:

@@ -140,6 +140,20 @@ def test_content_of_cpu_blocks_that_makes_way_is_evicted_there(make_cluster: Mak
     assert cache(watched, "blocks") == {}
 
 
+def test_prefixes_that_are_copied_from_another_worker_are_counted(make_cluster: MakeCluster) -> None:
+    watched = Watched(make_cluster)
+    watched.cluster.join(1, block_size=4, num_cpu_blocks=20, is_read=True)
+    watched.cluster.submit(make_request("a", 9, 2, shared=9))
+    watched.cluster.run()
+    watched.cluster.handle(WorkerCordoned("worker-1"))
+    watched.cluster.join(2, block_size=4, num_cpu_blocks=20, is_read=True)
+    watched.cluster.submit(make_request("b", 9, 2, shared=9))
+    watched.cluster.run()
+    found = watched.told()
+    names = ("copied_blocks", "copied_found_blocks", "late_copies")
+    assert [found[f"octavo_prefix_{name}_total"] for name in names] == [2, 2, 0]
+
+
 def test_what_disks_are_given_and_asked_for_is_counted(make_cluster: MakeCluster) -> None:
     watched, disk = Watched(make_cluster), FakeDisk()
     for incarnation, name in ((1, "a"), (2, "b")):

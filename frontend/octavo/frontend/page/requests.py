@@ -114,6 +114,8 @@ def _cache(cache: pb.CacheLookup) -> dict[str, Any]:
         "device_tokens": cache.device_tokens,
         "cpu_tokens": cache.cpu_tokens,
         "disk_tokens": cache.disk_tokens,
+        "replica_tokens": cache.replica_tokens,
+        "source": cache.source,
         "reason": pb.CacheLookup.Reason.Name(cache.reason).removeprefix("REASON_").lower(),
         "position": cache.position,
         "token": cache.token if cache.HasField("token") else None,

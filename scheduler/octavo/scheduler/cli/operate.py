@@ -32,6 +32,7 @@ _REASONS = {
     pb.Obstacle.KIND_ISOLATION: "requests over which workers may have died are computed alone first: {available}",
     pb.Obstacle.KIND_DISK: "the worker's disk is reading {needed} KV blocks of it",
     pb.Obstacle.KIND_MOVE: "the worker copies {needed} KV blocks of it, to go on with them",
+    pb.Obstacle.KIND_PREFIX_COPY: "the worker copies {needed} KV blocks that it begins with from another one",
 }
 _MISSES = {
     pb.CacheLookup.REASON_SHORT: "the rest fills no block before the last token, which is always computed",
@@ -89,9 +90,11 @@ def explanation_lines(explanation: pb.Explanation) -> Iterator[str]:
 
 def cache_lines(cache: pb.CacheLookup) -> Iterator[str]:
     """Says in two lines where the beginning of a request was found, and why not more of it."""
-    found = cache.device_tokens + cache.cpu_tokens + cache.disk_tokens
+    found = cache.device_tokens + cache.cpu_tokens + cache.disk_tokens + cache.replica_tokens
     tiers = {"device": cache.device_tokens, "CPU memory": cache.cpu_tokens, "disk": cache.disk_tokens}
     parts = ", ".join(f"{count} {'on the' if name != 'CPU memory' else 'in'} {name}" for name, count in tiers.items())
+    if cache.replica_tokens:
+        parts += f", {cache.replica_tokens} on {cache.source}"
     yield f"  found computed: {found} of {cache.tokens} tokens: {parts}; {cache.worker_id}"
     reason = _MISSES.get(cache.reason, "why not more is something that this program does not know")
     yield "  " + reason.format(

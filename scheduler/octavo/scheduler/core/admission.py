@@ -90,6 +90,7 @@ class ObstacleKind(enum.StrEnum):
     ISOLATION = "isolation"
     DISK = "disk"
     MOVE = "move"
+    PREFIX_COPY = "prefix_copy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +114,14 @@ def capacity_obstacle(request: Request, replica: Replica) -> Obstacle | None:
     return Obstacle(ObstacleKind.CAPACITY, worst_case, usable) if worst_case > usable else None
 
 
-def disk_obstacle(group: SequenceGroup) -> Obstacle | None:
-    """Returns the obstacle of a group of which a disk is reading what it begins with; None if none is."""
+def read_obstacle(group: SequenceGroup) -> Obstacle | None:
+    """Returns the obstacle of a group for which a disk is reading what it begins with, or which another replica has and
+    is copied; None if nothing is."""
     reads = group.open_reads
-    return Obstacle(ObstacleKind.DISK, sum(read.num_blocks for read in reads), 0) if reads else None
+    if not reads:
+        return None
+    kind = ObstacleKind.PREFIX_COPY if any(read.source for read in reads) else ObstacleKind.DISK
+    return Obstacle(kind, sum(read.num_blocks for read in reads), 0)
 
 
 def start_obstacle(kv: KVMemory, group: SequenceGroup, num_kept: int = 0) -> Obstacle | None:

@@ -338,6 +338,10 @@ class SchedulerObserver:
     def moved(self, num_blocks: int) -> None:
         """A request goes on on another worker, with so many blocks."""
 
+    def prefix_copied(self, num_blocks: int, num_found: int, *, is_late: bool) -> None:
+        """A worker has copied so many blocks of prefixes from another one, of which `num_found` can be found there;
+        where it `is_late`, nobody waited for them any more."""
+
     def drafted(self, source: str, guesses: int, accepted: int) -> None:
         """A step has checked so many guesses of a sequence's next tokens, of which `accepted` became its tokens;
         `source` is the value of a `DraftSource`."""

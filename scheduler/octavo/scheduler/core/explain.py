@@ -9,7 +9,7 @@ from octavo.scheduler.core.admission import (
     Obstacle,
     ObstacleKind,
     capacity_obstacle,
-    disk_obstacle,
+    read_obstacle,
 )
 from octavo.scheduler.core.faults import isolation
 from octavo.scheduler.core.replica import Replica
@@ -216,7 +216,7 @@ def _admission_obstacles(
         return [ReplicaObstacle(None, Obstacle(ObstacleKind.NO_WORKER, 1, 0))]
     if group in state.requests.suspects:
         return _isolation_obstacles(state, group)
-    if reading := disk_obstacle(group):
+    if reading := read_obstacle(group):
         return [ReplicaObstacle(_reader(state, group), reading)]
     obstacles = []
     for replica in replicas:
@@ -232,7 +232,7 @@ def _admission_obstacles(
 
 
 def _reader(state: SchedulerState, group: RequestGroup) -> Replica | None:
-    """Returns the replica whose disk the group waits for."""
+    """Returns the replica for which is read what the group waits for."""
     reads = (group.reads or {}).items()
     waits = (replica_id for replica_id, asked in reads if not all(read.is_over for read in asked))
     return next((state.replica_table.replicas.get(replica_id) for replica_id in waits), None)

@@ -237,7 +237,7 @@ class Replica:
         if self.kv.disk is None or not group.may_fetch(self.replica_id):
             return False
         # What ran before is likely to be there from the first block on: its worker was lost, or its blocks were taken.
-        goes_on = group.comes_back or bool(group.reads and group.reads.get(self.replica_id))
+        goes_on = group.comes_back or bool(group.reads_of(self.replica_id, from_disk=True))
         reads = self.kv.fetch(group, goes_on=goes_on)
         if reads:
             group.fetches(self.replica_id, reads)

@@ -67,32 +67,44 @@ class ReplicaTable:
 
     def may_take(self, replica: Replica, group: RequestGroup) -> bool:
         """Tells whether the group may be admitted to `replica`, whichever suspect that isolates. One that is for what
-        follows prompts takes none while another takes those; but suspects wherever there is a place for them.
+        follows prompts takes none while another takes those, unless the prompt would wait there for longer than it
+        would hold up all that runs here; but suspects wherever there is a place for them.
 
         A group that has lost its blocks on a replica that gets nothing new may come back to it, if it can go nowhere
         else. A group to which a replica gave nothing finite goes to another one if it can.
         """
         is_for_prompts = replica.hello.role is not WorkerRole.DECODE or group in self._request_table.suspects
-        if not is_for_prompts and self._has_prefiller(group):
+        if not is_for_prompts and self._has_prefiller(group, replica):
             return False
         if replica.replica_id == group.faults.non_finite_on and self.has_ready_home(group, besides=replica):
             return False
         return replica.is_ready or (replica.replica_id == group.former_replica_id and not self.has_ready_home(group))
 
-    def _has_prefiller(self, group: RequestGroup) -> bool:
-        """Tells whether a replica that is not for decoding alone takes the group in its turn, and could hold it."""
+    def _has_prefiller(self, group: RequestGroup, decoder: Replica) -> bool:
+        """Tells whether a replica that is not for decoding alone takes the group in its turn, could hold it, and has
+        not much more to compute before it than the group would add to the steps of each sequence on the `decoder`."""
         return any(
             replica.hello.role is not WorkerRole.DECODE
             and replica.is_ready
             and replica.suspect is None
             and replica.replica_id != group.faults.non_finite_on
             and has_capacity(group.request, replica)
+            and not self._is_behind(replica, decoder, group)
             for replica in self.replicas.values()
         )
 
+    def _is_behind(self, prefiller: Replica, decoder: Replica, group: RequestGroup) -> bool:
+        """Tells whether the prompt would wait longer at the one, and make those behind it wait, than it would hold up
+        the sequences at the other, all together: in tokens, for their workers compute alike."""
+        load = prefiller.load
+        if load <= prefiller.token_budget:
+            return False
+        num_more = decoder.num_running_seqs - len(self._request_table.waiting)
+        return load > num_more * decoder.kv.num_uncomputed(group)
+
     def can_hold(self, group: RequestGroup) -> bool:
         """Tells whether any replica that takes the group in its turn could ever hold it. Suspects wait for no turn, and
-        what waits for a disk has none."""
+        what waits for a disk or a copy has none."""
         return group not in self._request_table.suspects and not group.is_fetching and self.has_home(group)
 
     def has_home(self, group: RequestGroup) -> bool:
@@ -104,7 +116,7 @@ class ReplicaTable:
 
     def returning(self, replica: Replica) -> Iterator[RequestGroup]:
         """Yields the waiting groups that have lost their blocks and that `replica` takes and could ever hold, in their
-        order, but for those that wait for a disk."""
+        order, but for those that wait for a disk or a copy."""
         return (group for group in self._request_table.waiting.returning if self._takes_back(replica, group))
 
     def _takes_back(self, replica: Replica, group: RequestGroup) -> bool:

@@ -157,8 +157,7 @@ class Scheduler:
                 self._frontends.lose_overdue(now)
                 self._frontends.tell_load(now)
                 workers.lose_overdue(self.state, now)
-                workers.look_at_disks(self.state, now)
-                self.state.moves.look(now)
+                workers.look_at_reads(self.state, now)
                 self.state.moves.balance(now)
                 workers.settle_deaths(self.state, now)
                 self._homeless.look(now)
@@ -180,7 +179,8 @@ class Scheduler:
         builders = [builder for replica in stepping if (builder := self._builder(replica, head, now))]
         while admission := next_admission(self.waiting, builders, self.replica_table, self.policy, self.config, now):
             group, builder = admission
-            if not builder.replica.fetch(group):
+            # What is known to be on another replica comes before what a disk may have.
+            if not (self.state.prefix_copies.fetch(group, builder.replica, now) or builder.replica.fetch(group)):
                 self._admit(group, builder, now)
         for builder in builders:
             if self.policy.end(builder):
@@ -196,13 +196,12 @@ class Scheduler:
         for replica in self.replicas.values():
             replica.check()
             if not replica.running and not replica.outstanding:
-                assert replica.kv.num_free + replica.kv.num_pinned == replica.kv.num_blocks, (
-                    "an idle replica holds blocks"
-                )
+                num_kept = replica.kv.num_pinned + len(replica.kv.lent_block_ids)
+                assert replica.kv.num_free + num_kept == replica.kv.num_blocks, "an idle replica holds blocks"
             if not replica.swapped:
-                num_reading = len(replica.kv.disk.held) if replica.kv.disk is not None else 0
                 num_held = replica.kv.num_cpu_blocks - replica.kv.num_cpu_free
-                assert num_held == num_reading + replica.kv.num_arriving, "CPU blocks are held for nobody"
+                num_kept = replica.kv.num_arriving + replica.kv.num_cpu_lent
+                assert num_held == num_kept, "CPU blocks are held for nobody"
 
     # -- prefixes ---------------------------------------------------------------------------------------------------
 

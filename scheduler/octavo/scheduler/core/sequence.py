@@ -240,11 +240,14 @@ class Faults:
 
 
 @dataclass(slots=True, eq=False)
-class DiskRead:
-    """Blocks that the disk of a replica is asked for; groups that begin with them wait until the read `is_over`.
-    `is_complete`: all were found. `is_late`: nobody waits any longer, but the disk has not answered yet."""
+class BlockRead:
+    """Blocks that are read for a replica, from its disk, or from another replica, that of the worker `source`; groups
+    that begin with them wait until the read `is_over`. `is_complete`: all were found. `is_late`: nobody waits any
+    longer, but the answer has not come yet."""
 
     num_blocks: int
+    source: str
+    timeout_s: float
     is_over: bool = False
     is_complete: bool = False
     is_late: bool = False
@@ -255,11 +258,16 @@ class DiskRead:
         """Ends the read."""
         self.is_over, self.is_complete, self.is_late = True, is_complete, False
 
-    def look(self, now: float, timeout_s: float) -> None:
+    def look(self, now: float) -> None:
         """Lets nobody wait any longer if the read takes too long."""
         if self._seen_at is None:
             self._seen_at = now
-        elif now - self._seen_at > timeout_s:
+        elif now - self._seen_at > self.timeout_s:
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Lets nobody wait any longer."""
+        if not self.is_over:
             self.is_over = self.is_late = True
 
 
@@ -274,16 +282,19 @@ class Tier(enum.StrEnum):
 @dataclass(frozen=True, slots=True)
 class TierTokens:
     """Counts the tokens that a group's first admission found computed, by `Tier`: on the device, in CPU blocks, and in
-    those into which its replica's disk had read them."""
+    those into which its replica's disk had read them; and in those into which they had been copied from another
+    `replica`, that of the worker `source`."""
 
     device: int = 0
     cpu: int = 0
     disk: int = 0
+    replica: int = 0
+    source: str = ""
 
     @property
     def total(self) -> int:
         """Counts those of all tiers."""
-        return sum(self.of(tier) for tier in Tier)
+        return sum(self.of(tier) for tier in Tier) + self.replica
 
     def of(self, tier: Tier) -> int:
         """Counts those of one tier."""
@@ -317,7 +328,7 @@ class Lookup:
     num_counted: int = 0
 
 
-# Reads that a group may ask one replica for in one wait: the first block, then the others.
+# Reads that a group may ask one disk for in one wait: the first block, then the others.
 _MAX_READS = 2
 
 
@@ -348,8 +359,8 @@ class _Group:
     prompt_logprobs: dict[int, Logprobs] = field(default_factory=dict)
     # Sequence slots that the group takes up where it runs.
     num_slots: int = 0
-    # What disks were asked for since the group began to wait, by replica.
-    reads: dict[int, list[DiskRead]] | None = None
+    # What was asked for since the group began to wait, of disks and of other replicas, by the replica that it is for.
+    reads: dict[int, list[BlockRead]] | None = None
     # What the first admission found, of the first of its sequences; None before that.
     found: TierTokens | None = None
     # The first admission, as those who ask are told of it.
@@ -383,21 +394,25 @@ class _Group:
 
     @property
     def is_fetching(self) -> bool:
-        """Tells whether a disk is reading what the group begins with."""
+        """Tells whether what the group begins with is being read."""
         return self.reads is not None and bool(self.open_reads)
 
     @property
-    def open_reads(self) -> list[DiskRead]:
+    def open_reads(self) -> list[BlockRead]:
         """Returns the reads that the group waits for."""
         return [read for reads in (self.reads or {}).values() for read in reads if not read.is_over]
 
+    def reads_of(self, replica_id: int, *, from_disk: bool) -> list[BlockRead]:
+        """Returns what was read for the replica since the group began to wait, from its disk or from other replicas."""
+        return [read for read in (self.reads or {}).get(replica_id, []) if from_disk is not bool(read.source)]
+
     def may_fetch(self, replica_id: int) -> bool:
         """Tells whether the group may ask the replica's disk: again only if it had all that it was asked for."""
-        former = (self.reads or {}).get(replica_id, [])
+        former = self.reads_of(replica_id, from_disk=True)
         return len(former) < _MAX_READS and all(read.is_complete for read in former)
 
-    def fetches(self, replica_id: int, reads: list[DiskRead]) -> None:
-        """Lets the group wait for these reads of the replica's disk."""
+    def fetches(self, replica_id: int, reads: list[BlockRead]) -> None:
+        """Lets the group wait for these reads of the replica."""
         self.reads = self.reads or {}
         self.reads.setdefault(replica_id, []).extend(reads)
 

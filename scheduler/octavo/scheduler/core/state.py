@@ -8,7 +8,9 @@ from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.events import Outbox, SchedulerObserver
 from octavo.scheduler.core.faults.poison import Quarantine
 from octavo.scheduler.core.lookups.history import CacheExplanation, LookupHistory, explain_cache
-from octavo.scheduler.core.moves import Moves
+from octavo.scheduler.core.peers.moves import Moves
+from octavo.scheduler.core.peers.prefix_copies import PrefixCopies
+from octavo.scheduler.core.peers.pulls import Pulls
 from octavo.scheduler.core.pinned_prefixes import PrefixPins
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.replica_table import ReplicaTable
@@ -45,7 +47,9 @@ class SchedulerState:
     requests: RequestTable
     replica_table: ReplicaTable
     speculation: Speculation
+    pulls: Pulls
     moves: Moves
+    prefix_copies: PrefixCopies
     lookups: LookupHistory
 
     @classmethod
@@ -61,9 +65,21 @@ class SchedulerState:
         outbox, speculation, lookups = Outbox(epoch), Speculation(config, drafter), LookupHistory()
         requests = RequestTable(config, outbox, observer, partial(_ended, speculation, lookups))
         replicas, quarantine = ReplicaTable(config, requests), Quarantine(config.quarantine_s)
-        moves, prefixes = Moves(requests, replicas, outbox, observer), PrefixPins()
+        pulls = Pulls(outbox)
         return cls(
-            config, make_memory, outbox, observer, prefixes, quarantine, requests, replicas, speculation, moves, lookups
+            config=config,
+            make_memory=make_memory,
+            outbox=outbox,
+            observer=observer,
+            prefixes=PrefixPins(),
+            quarantine=quarantine,
+            requests=requests,
+            replica_table=replicas,
+            speculation=speculation,
+            pulls=pulls,
+            moves=Moves(requests, replicas, pulls, observer),
+            prefix_copies=PrefixCopies(replicas, pulls, observer),
+            lookups=lookups,
         )
 
     @property

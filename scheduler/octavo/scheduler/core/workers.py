@@ -90,16 +90,19 @@ def take_from_disk(state: SchedulerState, replica: Replica, answer: BlocksFetche
 def take_pulled(state: SchedulerState, replica: Replica, answer: BlocksPulled, now: float) -> None:
     """Books what a replica has pulled; one that answers what it was not asked is lost."""
     replica.steps.heard(now)
-    if not state.moves.answered(replica, answer, now):
+    if not (state.moves.answered(replica, answer, now) or state.prefix_copies.answered(replica, answer, now)):
         reason = f"answered a pull {answer.pull_id}, which it was not asked"
         lose(state, replica.replica_id, LossCause.CONFUSED, reason, now)
 
 
-def look_at_disks(state: SchedulerState, now: float) -> None:
-    """Lets no group wait for a disk that takes too long."""
+def look_at_reads(state: SchedulerState, now: float) -> None:
+    """Lets no group wait for a disk, or another replica, that takes too long."""
     for replica in state.replicas:
         if replica.kv.disk is not None:
             replica.kv.disk.look(now)
+    state.moves.look(now)
+    state.prefix_copies.look(now)
+    state.pulls.look(now)
 
 
 # -- leave ------------------------------------------------------------------------------------------------------
@@ -114,8 +117,7 @@ def lose_overdue(state: SchedulerState, now: float) -> None:
 
 def dismiss(state: SchedulerState, replica: Replica) -> None:
     """Lets a drained worker go."""
-    state.replica_table.remove(replica.replica_id)
-    state.moves.forget(replica)
+    _remove(state, replica.replica_id)
     state.outbox.to_replica(replica.replica_id, WorkerDismissed(state.epoch))
     state.outbox.add(ReplicaDismissed(replica.replica_id, replica.hello.worker_id))
     state.send_status()
@@ -130,8 +132,7 @@ def expel(state: SchedulerState, replica: Replica, reason: str, now: float) -> N
 def lose(state: SchedulerState, replica_id: int, cause: LossCause, reason: str, now: float) -> None:
     """Forgets a replica. Its sequences wait to be recomputed on another one; a request that is convicted of its
     death ends."""
-    replica = state.replica_table.remove(replica_id)
-    state.moves.forget(replica)
+    replica = _remove(state, replica_id)
     # A worker that was asked to end, and did not in time, was killed for that.
     if cause.is_death and (cause.is_explained or not replica.availability.wants_to_leave):
         verdict = Verdict.CRASHED if cause.is_explained else Verdict.OPEN
@@ -145,6 +146,14 @@ def lose(state: SchedulerState, replica_id: int, cause: LossCause, reason: str, 
     state.outbox.add(ReplicaLost(replica_id, cause, reason, replica.hello.worker_id))
     _convict(state, now)
     state.send_status()
+
+
+def _remove(state: SchedulerState, replica_id: int) -> Replica:
+    """Takes a replica out of the books, and ends what others copy from it, or it from others."""
+    replica = state.replica_table.remove(replica_id)
+    for books in (state.moves, state.prefix_copies, state.pulls):
+        books.forget(replica)
+    return replica
 
 
 def settle_deaths(state: SchedulerState, now: float) -> None:

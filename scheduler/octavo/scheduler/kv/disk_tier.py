@@ -4,19 +4,18 @@ worker's life, and comes back into CPU blocks, from where it goes on as anything
 from collections import OrderedDict
 from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass
+from itertools import takewhile
 
-from octavo.scheduler.core.sequence import DiskRead, Tier
+from octavo.scheduler.core.sequence import BlockRead, Tier
+from octavo.scheduler.kv.block_reads import BlockReads, Fetch
 from octavo.scheduler.kv.blocks import CachedBlocks
 from octavo.scheduler.kv.prefix_cache import CachedBlock, TierUse
-from octavo.wire.steps import MAX_FETCHED_BLOCKS, BlockContent, DiskMoves, DiskUse, KVDisk, WorkerHello
+from octavo.wire.steps import BlockContent, DiskMoves, DiskUse, KVDisk, WorkerHello
 
 # Blocks that one step copies for the disk: what is computed in it waits for that.
 _MAX_STORED = 64
 # Contents that are remembered as being on the disk, and as such that nobody may find there.
 _MAX_REMEMBERED = 1 << 16
-# A disk that takes longer is waited for by nobody.
-_READ_TIMEOUT_S = 5.0
 
 
 def disk_pays(hello: WorkerHello) -> bool:
@@ -56,16 +55,8 @@ class _Recent:
         self._contents.clear()
 
 
-@dataclass(frozen=True, slots=True)
-class _Fetch:
-    """What is read for one group: contents, each into a CPU block."""
-
-    read: DiskRead
-    contents: list[tuple[CachedBlock, int]]
-
-
 class DiskTier:
-    """Says what plans have the disk of one replica do, and keeps the CPU blocks into which it reads.
+    """Says what plans have the disk of one replica do, and which `reads` they have it begin.
 
     Stored is what is taken from the device, what was found there again and, with a mirror, all that steps have filled:
     contents that are there for certain alone, and so that no failed step and no distrusted sequence is behind them.
@@ -74,11 +65,11 @@ class DiskTier:
     blocks are the disk's until it answers.
     """
 
-    def __init__(self, device: CachedBlocks, cpu: CachedBlocks, description: KVDisk) -> None:
+    def __init__(self, device: CachedBlocks, reads: BlockReads, description: KVDisk) -> None:
         self.mirrors, self._place = description.mirror, description.place
         # What the worker said last.
         self.use = DiskUse(0, 0, 0)
-        self._device, self._cpu = device, cpu
+        self._device, self._reads = device, reads
         # Device blocks to be stored, as long as they hold these contents.
         self._to_store: dict[int, CachedBlock] = {}
         self._clears = False
@@ -86,13 +77,9 @@ class DiskTier:
         self._known, self._refused = _Recent(), _Recent()
         # By outstanding step: what it stores, and what is read once it is done; then what is being read.
         self._stored: dict[int, list[CachedBlock]] = {}
-        self._to_fetch: list[_Fetch] = []
-        self._planned: dict[int, list[_Fetch]] = {}
-        self._under_way: dict[int, list[_Fetch]] = {}
-        # Who reads a content that may still be found; what is no longer in here reaches nobody.
-        self._readers: dict[CachedBlock, DiskRead] = {}
-        # CPU blocks that the disk has filled and nobody has taken up, with what it filled them.
-        self._landed: dict[int, CachedBlock] = {}
+        self._to_fetch: list[Fetch] = []
+        self._planned: dict[int, list[Fetch]] = {}
+        self._under_way: dict[int, list[Fetch]] = {}
         # Totals of blocks.
         self.num_stored = self.num_asked = self.num_found = 0
 
@@ -102,12 +89,7 @@ class DiskTier:
         return bool(self._clears or self._to_store or self._to_fetch)
 
     @property
-    def held(self) -> list[int]:
-        """Returns the CPU blocks into which something is to be read."""
-        return [cpu_block for fetch in self._fetches for _, cpu_block in fetch.contents]
-
-    @property
-    def _fetches(self) -> list[_Fetch]:
+    def _fetches(self) -> list[Fetch]:
         later = (*self._planned.values(), *self._under_way.values())
         return [*self._to_fetch, *(fetch for fetches in later for fetch in fetches)]
 
@@ -147,31 +129,18 @@ class DiskTier:
 
     # -- read -------------------------------------------------------------------------------------------------------
 
-    def fetch(self, contents: Ordered[CachedBlock], keep: list[int], *, goes_on: bool) -> list[DiskRead]:
+    def fetch(self, contents: Ordered[CachedBlock], keep: list[int], *, goes_on: bool) -> list[BlockRead]:
         """Has what a group begins with read, as far as there is room in CPU memory besides the blocks to `keep`;
         returns the reads to wait for. Where it is not known that the first is there, that alone is asked for: most
         often it is missing, and then all are. With `goes_on` it is likely to be there."""
         if any(fetch.read.is_late for fetch in self._fetches):
             return []
-        reads: list[DiskRead] = []
-        missing: list[CachedBlock] = []
-        for content in contents:
-            if content in self._refused:
-                break
-            if (read := self._readers.get(content)) is None:
-                missing.append(content)
-            elif read not in reads:
-                reads.append(read)
+        reads, missing = self._reads.under_way(takewhile(lambda content: content not in self._refused, contents))
         if missing and not goes_on and missing[0] not in self._known:
             missing = [] if reads else missing[:1]
-        self._cpu.pool.share(keep)
-        room = min(self._cpu.pool.num_free, self._cpu.pool.num_blocks // 2 - len(self.held), MAX_FETCHED_BLOCKS)
-        if missing := missing[: max(0, room)]:
-            read = DiskRead(len(missing))
-            self._to_fetch.append(_Fetch(read, list(zip(missing, self._cpu.take(len(missing)), strict=True))))
-            self._readers.update(dict.fromkeys(missing, read))
-            reads.append(read)
-        self._cpu.release(keep)
+        if missing and (fetch := self._reads.begin(missing, keep)):
+            self._to_fetch.append(fetch)
+            reads.append(fetch.read)
         return reads
 
     def answered(self, step_id: int, found: list[bool]) -> bool:
@@ -188,33 +157,18 @@ class DiskTier:
             self._end(fetch, [next(rest) for _ in fetch.contents])
         return True
 
-    def _end(self, fetch: _Fetch, found: list[bool]) -> None:
-        for (content, cpu_block), is_found in zip(fetch.contents, found, strict=True):
-            if self._readers.get(content) is not fetch.read:
-                continue
-            del self._readers[content]
+    def _end(self, fetch: Fetch, found: list[bool]) -> None:
+        for content, is_found in self._reads.end(fetch, found):
             if is_found:
                 self._known.add(content)
-                if self._cpu.cache.insert(content, cpu_block, None):
-                    self._landed[cpu_block] = content
             else:
                 self._known.discard(content)
-        self._cpu.release(cpu_block for _, cpu_block in fetch.contents)
-        fetch.read.end(is_complete=all(found))
-
-    def has_landed(self, cpu_block: int) -> bool:
-        """Tells whether what this block holds was read from the disk, and nobody has begun with it since."""
-        return cpu_block in self._landed and self._landed[cpu_block] == self._cpu.cache.content(cpu_block)
-
-    def took(self, cpu_block: int) -> None:
-        """Notes that somebody begins with what this block holds."""
-        self._landed.pop(cpu_block, None)
 
     def look(self, now: float) -> None:
         """Lets nobody wait any longer for reads that take too long; those whose step is not done have not begun."""
         for fetches in self._under_way.values():
             for fetch in fetches:
-                fetch.read.look(now, _READ_TIMEOUT_S)
+                fetch.read.look(now)
 
     # -- steps ------------------------------------------------------------------------------------------------------
 
@@ -255,21 +209,12 @@ class DiskTier:
         """Lets nobody find these contents here any more."""
         for content in contents:
             self._refused.add(content)
-            self._readers.pop(content, None)
 
-    def reset(self, salt: str | None) -> None:
-        """Forgets everything, on the disk too: it cannot tell what is behind a salt. Of what is being read what is
-        behind another reaches those who wait for it."""
-        for content in [content for content in self._readers if salt is None or content.salt == salt]:
-            del self._readers[content]
+    def reset(self) -> None:
+        """Forgets everything, on the disk too: it cannot tell what is behind a salt."""
         self._known.clear()
         self._refused.clear()
         self._clears = True
-
-    def close(self) -> None:
-        """Ends all reads: the replica is gone."""
-        for fetch in self._fetches:
-            fetch.read.end(is_complete=False)
 
 
 def _named(content: CachedBlock, block_id: int) -> BlockContent:

@@ -1,15 +1,15 @@
 """The KV cache manager of one replica: which blocks each sequence holds, and which are shared."""
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Ordered
 from collections.abc import Set as AbstractSet
 
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.sequence import (
+    BlockRead,
     CacheUse,
-    DiskRead,
     Lookup,
     Sequence,
     SequenceGroup,
@@ -17,11 +17,13 @@ from octavo.scheduler.core.sequence import (
     TierTokens,
     new_sequences,
 )
+from octavo.scheduler.kv.block_reads import BlockReads
 from octavo.scheduler.kv.blocks import BlockTable, CachedBlocks, present
 from octavo.scheduler.kv.census import BlockCensus
 from octavo.scheduler.kv.cpu_tier import CPUTier, moves_pay
 from octavo.scheduler.kv.disk_tier import DiskTier, disk_pays
 from octavo.scheduler.kv.memory import Arrival, Growth, TokenRun
+from octavo.scheduler.kv.peer_tier import PeerTier
 from octavo.scheduler.kv.prefix_cache import (
     Begin,
     CachedBlock,
@@ -35,7 +37,7 @@ from octavo.scheduler.kv.prefix_cache import (
 )
 from octavo.scheduler.kv.swap import SwapSpace
 from octavo.wire.base import NULL_BLOCK
-from octavo.wire.steps import BlockMove, KVDisk, Remap, WorkerHello
+from octavo.wire.steps import BlockMove, BlockServer, KVDisk, Remap, WorkerHello
 
 
 class KVCacheManager:
@@ -45,7 +47,7 @@ class KVCacheManager:
     `windows`: one per KV group, in tokens, 0 for none. `watermark`: the share of all blocks that must be left free when
     a group starts beside others. The `census` counts what the prefix cache holds on the device. With `cpu_tier` what
     device blocks held that are taken goes on in CPU blocks that no swapped group needs; with a `disk` behind these it
-    is kept there too, and comes back.
+    is kept there too, and comes back. With a `server`, other replicas copy from what is held, and this one from them.
 
     A block enters the prefix cache as soon as a plan fills it, before the step is answered: a replica runs its plans in
     order, and writes a step's KV before it reads any, so a sequence that shares the block finds it filled. If the step
@@ -63,6 +65,7 @@ class KVCacheManager:
         num_cpu_blocks: int = 0,
         cpu_tier: bool = False,
         disk: KVDisk | None = None,
+        server: BlockServer | None = None,
         census: BlockCensus | None = None,
     ) -> None:
         self.block_size = block_size
@@ -83,14 +86,20 @@ class KVCacheManager:
             num_cpu_blocks, len(self._windows), prefix_caching=True, evictions=self._evictions
         )
         self.cpu_tier = CPUTier(self.blocks, self.cpu_blocks) if self.blocks.keeps_evicted else None
+        self.reads = BlockReads(self.cpu_blocks)
         has_disk = disk is not None and self.cpu_tier is not None
-        self.disk = DiskTier(self.blocks, self.cpu_blocks, disk) if disk is not None and has_disk else None
+        self.disk = DiskTier(self.blocks, self.reads, disk) if disk is not None and has_disk else None
         self._pool, self._cache = self.blocks.pool, self.blocks.cache
         if census is not None:
             self._cache.watch = census.join(self._cache, block_size, self._windows)
         self._take, self._release = self.blocks.take, self.blocks.release
         self._tables: dict[Sequence, BlockTable] = {}
         self._lookup = PrefixLookup(self._cache, self.cpu_blocks.cache, block_size, self._windows)
+        self.peers = (
+            PeerTier(self.blocks, self.cpu_blocks, self._lookup, self.reads, has_device=server.has_device)
+            if server is not None and self.cpu_tier is not None
+            else None
+        )
         self.pinned: dict[str, list[int]] = {}
         # Blocks set aside for each prefix, those still to be computed too.
         self._reserved: dict[str, int] = {}
@@ -184,7 +193,7 @@ class KVCacheManager:
     @property
     def arriving_block_ids(self) -> list[int]:
         copied = [move.target for arrival in self.swap_space.arrivals for move in arrival.moves]
-        return [*copied, *(self.disk.held if self.disk is not None else [])]
+        return [*copied, *self.reads.held]
 
     def evicted_at(self, lookup: Lookup) -> float | None:
         hashes = block_hashes(new_sequences(lookup.request)[lookup.index], self.block_size)
@@ -209,7 +218,7 @@ class KVCacheManager:
         num_found = sum(begin.num_blocks for begin in self._lookup.begins(leaders)) * self.block_size
         return sum(leader.num_known for leader in leaders) - num_found
 
-    def fetch(self, group: SequenceGroup, *, goes_on: bool) -> list[DiskRead]:
+    def fetch(self, group: SequenceGroup, *, goes_on: bool) -> list[BlockRead]:
         if self.disk is None:
             return []
         leaders = group.leaders()
@@ -242,15 +251,16 @@ class KVCacheManager:
     def _found(self, begin: Begin) -> TierTokens:
         """Counts the tokens of a beginning by tier: those of a block that is elsewhere, even if in one KV group alone,
         are not the device's."""
-        is_from_disk: dict[int, bool] = {}
+        # Of each block that is not on the device where that of each KV group came from: a worker, "" for the disk.
+        sources: dict[int, list[str | None]] = {}
         for (_, index), cpu_block in begin.loads.items():
-            has_landed = self.disk is not None and self.disk.has_landed(cpu_block)
-            is_from_disk[index] = is_from_disk.get(index, False) or has_landed
-        num_disk = sum(is_from_disk.values())
-        num_cpu, num_tail = len(is_from_disk) - num_disk, len(begin.tail.token_ids) if begin.tail is not None else 0
-        num_device = begin.num_blocks - num_cpu - num_disk
-        size = self.block_size
-        return TierTokens(num_device * size + num_tail, num_cpu * size, num_disk * size)
+            sources.setdefault(index, []).append(self.reads.source(cpu_block))
+        num_replica = sum(any(each) for each in sources.values())
+        num_disk = sum("" in each and not any(each) for each in sources.values())
+        num_cpu, num_device = len(sources) - num_replica - num_disk, begin.num_blocks - len(sources)
+        num_tail, size = len(begin.tail.token_ids) if begin.tail is not None else 0, self.block_size
+        worker = next((source for each in sources.values() for source in each if source), "")
+        return TierTokens(num_device * size + num_tail, num_cpu * size, num_disk * size, num_replica * size, worker)
 
     def _begin_table(self, sequence: Sequence, begin: Begin, step_id: int) -> list[BlockMove]:
         groups, placement = begin.found, sequence.placement
@@ -262,8 +272,7 @@ class KVCacheManager:
             fillers += [self.cpu_blocks.cache.filler(cpu_block) for cpu_block in begin.loads.values()]
             for (kv_group, index), cpu_block in begin.loads.items():
                 groups[kv_group][index] = self.cpu_tier.load(cpu_block, step_id)
-                if self.disk is not None:
-                    self.disk.took(cpu_block)
+                self.reads.took(cpu_block)
             if self._cache.watch is not None:
                 self._cache.watch.filled(sequence, min(index for _, index in begin.loads))
         if begin.leader is not None:
@@ -439,6 +448,7 @@ class KVCacheManager:
         contents = self.blocks.distrust({*self._cache.filled_by(sequence_id), *held} - self._pinned_block_ids)
         if self.cpu_tier is not None:
             self.cpu_tier.forget(contents)
+        self.reads.forget(contents)
         if self.disk is not None:
             self.disk.forget(contents)
 
@@ -464,8 +474,9 @@ class KVCacheManager:
                 cache.remove(block_id)
         if salt is None:
             self._evictions.clear()
+        self.reads.reset(salt)
         if self.disk is not None:
-            self.disk.reset(salt)
+            self.disk.reset()
         for tables in (self._tables, self.swap_space.tables):
             for sequence, table in tables.items():
                 table.is_private |= salt is None or sequence.cache_key.salt == salt
@@ -491,8 +502,7 @@ class KVCacheManager:
 
     def close(self) -> None:
         self._cache.close()
-        if self.disk is not None:
-            self.disk.close()
+        self.reads.close()
 
     # -- swap -------------------------------------------------------------------------------------------------------
 
@@ -524,7 +534,16 @@ class KVCacheManager:
 
     @property
     def num_arriving(self) -> int:
-        return sum(len(arrival.moves) for arrival in self.swap_space.arrivals)
+        return len(self.reads.held) + sum(len(arrival.moves) for arrival in self.swap_space.arrivals)
+
+    @property
+    def lent_block_ids(self) -> list[int]:
+        lent = self.peers.lent if self.peers is not None else {}
+        return [block_id for block_id, count in lent.items() if self._pool.ref_count(block_id) == count]
+
+    @property
+    def num_cpu_lent(self) -> int:
+        return len(self.peers.cpu_lent) if self.peers is not None else 0
 
     def leaving(self, group: SequenceGroup) -> dict[Sequence, BlockTable]:
         return self.swap_space.leaving(group.holders)
@@ -584,8 +603,9 @@ class KVCacheManager:
     def check(self) -> None:
         """Asserts that every block is free, in a table, parked or pinned, and counted right."""
         tables = [table.block_ids for table in self._tables.values()]
-        self._pool.check([*tables, *self.blocks.parked.values(), *self.pinned.values()])
-        self.swap_space.check(self.disk.held if self.disk is not None else [])
+        lent, cpu_lent = (self.peers.lent, self.peers.cpu_lent) if self.peers is not None else (Counter(), Counter())
+        self._pool.check([*tables, *self.blocks.parked.values(), *self.pinned.values(), lent.elements()])
+        self.swap_space.check([*self.reads.held, *cpu_lent.elements()])
         self._cache.check()
         self.cpu_blocks.cache.check()
         for sequence, table in self._tables.items():
@@ -614,5 +634,6 @@ def paged_memory(hello: WorkerHello, config: SchedulerConfig, census: BlockCensu
         # Workers before that refuse plans that move blocks both ways.
         cpu_tier=hello.schema_version >= 9 and moves_pay(hello),
         disk=hello.kv_disk if disk_pays(hello) else None,
+        server=hello.block_server,
         census=census,
     )

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from octavo.scheduler.core.config import SchedulerConfig
-from octavo.scheduler.core.sequence import DiskRead, Lookup, Sequence, SequenceGroup
+from octavo.scheduler.core.sequence import BlockRead, Lookup, Sequence, SequenceGroup
 from octavo.scheduler.kv.blocks import BlockTable
 from octavo.scheduler.kv.disk_tier import DiskTier
+from octavo.scheduler.kv.peer_tier import PeerCopy as PeerCopy
+from octavo.scheduler.kv.peer_tier import PeerTier
 from octavo.scheduler.kv.prefix_cache import TierUse
 from octavo.wire.steps import BlockMove, Remap, WorkerHello
 
@@ -63,6 +65,8 @@ class KVMemory(Protocol):
     pinned: dict[str, list[int]]
     # What plans have the replica's disk do; None if it has none that pays.
     disk: DiskTier | None
+    # What replicas copy of each other's prefixes; None if this one takes no part.
+    peers: PeerTier | None
     # Requests find what others have computed.
     shares_prefixes: bool
     # The time, on the scheduler's clock, of the step that is being planned.
@@ -145,7 +149,7 @@ class KVMemory(Protocol):
     def num_uncomputed(self, group: SequenceGroup) -> int:
         """Counts the known tokens of the group that a start would leave to compute."""
 
-    def fetch(self, group: SequenceGroup, *, goes_on: bool) -> list[DiskRead]:
+    def fetch(self, group: SequenceGroup, *, goes_on: bool) -> list[BlockRead]:
         """Has the disk read what the group begins with and no block holds, as far as there is room; returns the reads
         that it waits for, with those that others began. With `goes_on` it is likely to be there."""
 
@@ -260,7 +264,15 @@ class KVMemory(Protocol):
 
     @property
     def num_arriving(self) -> int:
-        """Counts the CPU blocks into which other replicas' blocks come."""
+        """Counts the CPU blocks into which blocks come from elsewhere."""
+
+    @property
+    def lent_block_ids(self) -> Collection[int]:
+        """Returns the blocks that are held only because other replicas copy them."""
+
+    @property
+    def num_cpu_lent(self) -> int:
+        """Counts the CPU blocks that other replicas copy, with those that swapped groups hold."""
 
     def leaving(self, group: SequenceGroup) -> dict[Sequence, BlockTable]:
         """Returns what the group, running or swapped out, holds that is computed: a table for each holder."""

@@ -9,7 +9,7 @@ continues, if it does. The KV group a block belongs to is part of the key.
 import hashlib
 import sys
 from array import array
-from collections.abc import Iterator, KeysView
+from collections.abc import Callable, Iterator, KeysView
 from collections.abc import Sequence as Ordered
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -283,6 +283,10 @@ class Begin:
     loads: dict[tuple[int, int], int] = field(default_factory=dict)
 
 
+# Tells whether a KV group holds the content with this hash.
+Holds = Callable[[int, bytes], bool]
+
+
 class PrefixLookup:
     """Looks up in the cache, and behind it in that of CPU blocks, how sequences begin that are about to start."""
 
@@ -291,7 +295,7 @@ class PrefixLookup:
         self.tails: dict[str, Tail] = {}
         self._cache = cache
         self._cpu_cache = cpu_cache
-        self._block_size = block_size
+        self.block_size = block_size
         self._windows = windows
         self._windowed = [group for group, window in enumerate(windows) if window]
 
@@ -311,14 +315,16 @@ class PrefixLookup:
 
     def _num_common_blocks(self, sequence: Sequence, leader: Sequence) -> int:
         """Counts the full blocks that begin both; never up to the last known token, whose logits are needed."""
-        hashes, others = (block_hashes(each, self._block_size) for each in (sequence, leader))
+        hashes, others = (block_hashes(each, self.block_size) for each in (sequence, leader))
         limit = min(self._limit(sequence), len(others))
         return next((i for i in range(limit) if hashes[i] != others[i]), limit)
 
-    def beyond(self, sequence: Sequence, num_blocks: int) -> list[CachedBlock]:
-        """Returns what the sequence begins with after `num_blocks` blocks and no block holds, in order; of windowed KV
-        groups what is seen from the end of that."""
-        limit, size = self._limit(sequence), self._block_size
+    def beyond(self, sequence: Sequence, num_blocks: int, limit: int | None = None) -> list[CachedBlock]:
+        """Returns what the sequence begins with after `num_blocks` blocks and no block holds, in order, as far as that
+        may be found, and not beyond the first `limit` blocks; of windowed KV groups what is seen from the end of
+        that."""
+        size = self.block_size
+        limit = self._limit(sequence) if limit is None else min(limit, self._limit(sequence))
         hashes = block_hashes(sequence, size) if num_blocks < limit else []
         return [
             CachedBlock(hashes[index], group, index, salt_of(sequence.cache_key, index, size))
@@ -330,21 +336,18 @@ class PrefixLookup:
     def _limit(self, sequence: Sequence) -> int:
         """Counts the blocks that may be found computed: a hit never covers the last known token, whose logits are
         needed."""
-        return 0 if sequence.cache_use is CacheUse.BYPASSED else (sequence.num_known - 1) // self._block_size
+        return 0 if sequence.cache_use is CacheUse.BYPASSED else (sequence.num_known - 1) // self.block_size
 
     def _find(self, sequence: Sequence) -> Begin:
         """Finds the longest beginning of the sequence that all KV groups hold."""
         limit = self._limit(sequence) if len(self._cache) or len(self._cpu_cache) else 0
-        hashes = block_hashes(sequence, self._block_size) if limit else []
-        for group, window in enumerate(self._windows):
-            if not window:
-                limit = self._num_held(group, hashes, limit)
-        limit = self._agree_on_windows(hashes, limit)
+        hashes = block_hashes(sequence, self.block_size) if limit else []
+        limit = self._num_found(hashes, limit, self._holds)
         tail = self._find_tail(sequence, limit)
-        position = limit * self._block_size + (len(tail.token_ids) if tail is not None else 0)
+        position = limit * self.block_size + (len(tail.token_ids) if tail is not None else 0)
         begin = Begin(limit, [], tail=tail)
         for group, window in enumerate(self._windows):
-            first = min(limit, first_visible(window, position, self._block_size))
+            first = min(limit, first_visible(window, position, self.block_size))
             blocks = [NULL_BLOCK] * first
             for index in range(first, limit):
                 block_id = self._cache.block(group, hashes[index])
@@ -359,25 +362,33 @@ class PrefixLookup:
     def _holds(self, group: int, value: bytes) -> bool:
         return self._cache.block(group, value) is not None or self._cpu_cache.block(group, value) is not None
 
-    def _num_held(self, group: int, hashes: list[bytes], limit: int) -> int:
-        return next((i for i in range(limit) if not self._holds(group, hashes[i])), limit)
+    def num_held(self, sequence: Sequence, holds: Holds) -> int:
+        """Counts the full blocks that begin the sequence and that all KV groups hold by another measure; not up to the
+        last known token."""
+        return self._num_found(block_hashes(sequence, self.block_size), self._limit(sequence), holds)
 
-    def _agree_on_windows(self, hashes: list[bytes], limit: int) -> int:
+    def _num_found(self, hashes: list[bytes], limit: int, holds: Holds) -> int:
+        for group, window in enumerate(self._windows):
+            if not window:
+                limit = next((i for i in range(limit) if not holds(group, hashes[i])), limit)
+        return self._agree_on_windows(hashes, limit, holds)
+
+    def _agree_on_windows(self, hashes: list[bytes], limit: int, holds: Holds) -> int:
         """Returns the most blocks, `limit` at most, for which every windowed group holds those that its window reaches
         from there."""
         agreed = False
         while not agreed:
             agreed = True
             for group in self._windowed:
-                longest = self._longest_in_window(group, hashes, limit)
+                longest = self._longest_in_window(group, hashes, limit, holds)
                 agreed, limit = agreed and longest == limit, longest
         return limit
 
-    def _longest_in_window(self, group: int, hashes: list[bytes], limit: int) -> int:
+    def _longest_in_window(self, group: int, hashes: list[bytes], limit: int, holds: Holds) -> int:
         end = index = limit
         while index > self._first_visible(self._windows[group], end):
             index -= 1
-            if not self._holds(group, hashes[index]):
+            if not holds(group, hashes[index]):
                 end = index
         return end
 
@@ -385,10 +396,10 @@ class PrefixLookup:
         """Finds the longest partly filled pinned block that goes on with the sequence's tokens after `num_blocks`."""
         if not self.tails or sequence.cache_use is CacheUse.BYPASSED:
             return None
-        start, stop = num_blocks * self._block_size, sequence.num_known - 1
+        start, stop = num_blocks * self.block_size, sequence.num_known - 1
         if sequence.cache_key.salt:
             stop = min(stop, sequence.cache_key.salted_from)
-        hashes = block_hashes(sequence, self._block_size)
+        hashes = block_hashes(sequence, self.block_size)
         parent = hashes[num_blocks - 1] if num_blocks else root_hash(sequence.cache_key)
         tails = [
             tail
@@ -401,4 +412,4 @@ class PrefixLookup:
 
     def _first_visible(self, window: int, num_blocks: int) -> int:
         """Returns the first logical block that the token after `num_blocks` full ones can see."""
-        return first_visible(window, num_blocks * self._block_size, self._block_size)
+        return first_visible(window, num_blocks * self.block_size, self.block_size)

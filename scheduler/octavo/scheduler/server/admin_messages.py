@@ -59,6 +59,7 @@ def block_map(replica: Replica) -> BlockMap:
     # Each kind of holder covers those before it.
     states = bytearray([_FREE]) * kv.num_blocks
     _mark(states, kv.cached_free_block_ids, _CACHED)
+    _mark(states, kv.lent_block_ids, _CACHED)
     _mark(states, kv.parked_block_ids, _PARKED)
     owners = [_running_owner(replica, group, states) for group in replica.running]
     cpu_states = bytearray([_FREE]) * kv.num_cpu_blocks
@@ -167,6 +168,7 @@ _KINDS = {
     ObstacleKind.ISOLATION: pb.Obstacle.KIND_ISOLATION,
     ObstacleKind.DISK: pb.Obstacle.KIND_DISK,
     ObstacleKind.MOVE: pb.Obstacle.KIND_MOVE,
+    ObstacleKind.PREFIX_COPY: pb.Obstacle.KIND_PREFIX_COPY,
 }
 _TIERS = {Tier.DEVICE: pb.TIER_DEVICE, Tier.CPU: pb.TIER_CPU, Tier.DISK: pb.TIER_DISK}
 _MISS_REASONS = {
@@ -351,6 +353,8 @@ def _cache(told: CacheExplanation) -> pb.CacheLookup:
         device_tokens=told.found.device,
         cpu_tokens=told.found.cpu,
         disk_tokens=told.found.disk,
+        replica_tokens=told.found.replica,
+        source=told.found.source,
         worker_id=told.worker_id,
         reason=_MISS_REASONS[told.reason],
         position=told.position,

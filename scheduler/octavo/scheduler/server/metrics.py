@@ -107,6 +107,8 @@ class SchedulerMetrics(SchedulerObserver, Collector):
         self._prompt_tokens = self._cached_tokens = 0
         self._computed = self._sampled = 0
         self._moved_requests = self._moved_blocks = 0
+        # Blocks of prefixes that workers have copied of others, those of them that were of use, and late copies.
+        self._copied = self._copied_found = self._copied_late = 0
         sources = [source.value for source in DraftSource]
         self._drafts, self._guesses, self._accepted = Tally(*sources), Tally(*sources), Tally(*sources)
         # By the place of a guess in its draft, from 0 on.
@@ -163,6 +165,11 @@ class SchedulerMetrics(SchedulerObserver, Collector):
         self._moved_requests += 1
         self._moved_blocks += num_blocks
 
+    def prefix_copied(self, num_blocks: int, num_found: int, *, is_late: bool) -> None:
+        self._copied += num_blocks
+        self._copied_found += num_found
+        self._copied_late += is_late
+
     def drafted(self, source: str, guesses: int, accepted: int) -> None:
         self._drafts.add(source)
         self._guesses.add(source, guesses)
@@ -200,6 +207,11 @@ class SchedulerMetrics(SchedulerObserver, Collector):
         text = "Requests that went on on another worker, with what was computed of them."
         yield counter("octavo_moved_requests", text, self._moved_requests)
         yield counter("octavo_moved_blocks", "KV blocks that were copied for that.", self._moved_blocks)
+        text = "KV blocks of prefixes that workers were to copy from others."
+        yield counter("octavo_prefix_copied_blocks", text, self._copied)
+        text = "Those of them that came, and could be found."
+        yield counter("octavo_prefix_copied_found_blocks", text, self._copied_found)
+        yield counter("octavo_prefix_late_copies", "Copies that nobody waited for any more.", self._copied_late)
         yield gauge("octavo_frontends", "Frontends with a lease.", load.frontends)
         yield gauge("octavo_pinned_prefixes", "Prefixes that stay computed.", load.pinned_prefixes)
         yield self._lost.family("octavo_workers_lost", "Workers that counted as lost.", "cause")

@@ -204,6 +204,11 @@ class FakeReplica:
         elif isinstance(message, PullBlocks):
             self.to_pull.append(message)
 
+    @property
+    def may_pull(self) -> bool:
+        """Tells whether there is a pull whose step is done, so that nothing reads any more what it writes to."""
+        return bool(self.to_pull) and all(plan.step_id > self.to_pull[0].after_step_id for plan in self.plans)
+
     def pull(self, source: "FakeReplica | None") -> BlocksPulled:
         """Copies what the oldest pull names from that replica, which is gone if there is none."""
         pull = self.to_pull.popleft()
@@ -460,7 +465,7 @@ class Cluster:
                 self.answer(incarnation, fail=fail, spoil=spoil, spoil_output=spoil_output)
             if replica.to_read and self.disks_answer and incarnation in self.replicas:
                 self.read(incarnation)
-            if replica.to_pull and self.pulls_answer and incarnation in self.replicas:
+            if self.pulls_answer and incarnation in self.replicas and replica.may_pull:
                 self.pull(incarnation)
 
     def answer(

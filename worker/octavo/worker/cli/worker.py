@@ -181,12 +181,12 @@ def _configure(**options: Any) -> WorkerConfig:
 def _measured_costs(runner: Runner, config: WorkerConfig) -> StepCosts | None:
     """Measures what the scheduler's `--preemption measured` and `--speculation auto` weigh; None where nothing was
     measured."""
+    if not config.calibrate:
+        return None
     if config.device == "fake":
         from octavo.worker.fake.runner import FAKE_COSTS
 
         return FAKE_COSTS
-    if not config.calibrate:
-        return None
     from octavo.worker.calibrate.calibrate import calibrate
 
     try:

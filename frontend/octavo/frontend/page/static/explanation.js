@@ -11,9 +11,10 @@ const OBSTACLES = {
   capacity: (needed, available) => `may grow to ${needed} KV blocks, there are ${available} in all`,
   delay: (needed, available) => `prompts gather for ${needed} ms, ${available} have passed`,
   no_worker: () => "there is no worker that takes it",
-  isolation: (_, available) => `requests over which workers may have died are computed alone first: ${available}`,
   disk: (needed) => `the worker's disk is reading ${needed} KV blocks of it`,
   move: (needed) => `the worker copies ${needed} KV blocks of it, to go on with them`,
+  prefix_copy: (needed) => `the worker copies ${needed} KV blocks that it begins with from another one`,
+  isolation: (_, available) => `requests over which workers may have died are computed alone first: ${available}`,
 };
 
 const MISSES = {
@@ -33,6 +34,7 @@ const MISSES = {
 function found(cache) {
   if (!cache) return [];
   const places = Object.entries(TIERS).map(([tier, where]) => [cache[`${tier}_tokens`], where]);
+  if (cache.replica_tokens) places.push([cache.replica_tokens, `on ${cache.source}`]);
   const total = places.reduce((sum, [count]) => sum + count, 0);
   return [
     `found computed: ${total} of ${cache.tokens} tokens: ${places.map(([count, where]) => `${count} ${where}`).join(", ")}; ${cache.worker_id}`,

@@ -8,7 +8,7 @@ from octavo.scheduler.core.admission import (
     Obstacle,
     ObstacleKind,
     capacity_obstacle,
-    disk_obstacle,
+    read_obstacle,
     returns_before,
     start_obstacle,
 )
@@ -114,7 +114,7 @@ class StepBuilder:
         kv = replica.kv
         if whole_prompt and self.num_tokens and (uncomputed := kv.num_uncomputed(group)) > self.budget:
             return Obstacle(ObstacleKind.TOKEN_BUDGET, uncomputed, self.budget)
-        lacks = disk_obstacle(group) if group.reads is not None else None
+        lacks = read_obstacle(group) if group.reads is not None else None
         return lacks or capacity_obstacle(group.request, replica) or start_obstacle(kv, group, self.num_kept)
 
     def return_obstacle(self, group: SequenceGroup) -> Obstacle | None:

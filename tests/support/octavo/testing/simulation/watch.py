@@ -249,5 +249,5 @@ def _num_held(replica: Replica) -> int:
     """Blocks, on the device and in CPU memory, that are neither free nor pinned."""
     kv = replica.kv
     # A disk or a worker that never answers keeps what it was given.
-    num_reading = (len(kv.disk.held) if kv.disk is not None else 0) + kv.num_arriving
+    num_reading = kv.num_arriving
     return kv.num_blocks - kv.num_free - kv.num_pinned + kv.num_cpu_blocks - kv.num_cpu_free - num_reading

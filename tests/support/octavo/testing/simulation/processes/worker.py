@@ -70,9 +70,9 @@ class WorkerProcess(Process):
         self._random = random
         self._runner = SimulatedRunner(hardware, device, random, self.stall, tell)
         kept = self._opened(disk) if disk is not None and hardware.num_cpu_blocks else None
-        # Unmeasured, it is used even where to compute tokens takes nobody any time.
-        costs = FAKE_COSTS if kept is None else None
         pulls = self._pulls(network, exchanges) if exchanges is not None and hardware.num_cpu_blocks else None
+        # Unmeasured, both are used even where to compute tokens takes nobody any time.
+        costs = FAKE_COSTS if kept is None and pulls is None else None
         self.protocol = speaks(place, self._runner, self._draw_incarnation, costs, predecessor, kept, pulls, role)
         self._signals = _Signals()
         liveness = Liveness(self._time)

@@ -10,23 +10,28 @@ elsewhere as if nobody had tried.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from octavo.scheduler.core.admission import has_capacity
-from octavo.scheduler.core.events import Outbox, SchedulerObserver
+from octavo.scheduler.core.events import SchedulerObserver
+from octavo.scheduler.core.peers.pulls import Pulls
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.replica_table import ReplicaTable
 from octavo.scheduler.core.request_table import RequestTable
 from octavo.scheduler.core.sequence import RequestGroup, SequenceStatus
 from octavo.scheduler.kv.memory import Arrival
-from octavo.wire.requests import NoticeKind
-from octavo.wire.steps import BlocksPulled, PullBlocks, WorkerRole
+from octavo.wire.costs import StepCosts
+from octavo.wire.requests import NoticeKind, answer_work
+from octavo.wire.steps import BlocksPulled, WorkerRole
 
 # Groups that leave one replica at a time: each stands still while those before it are copied.
 _MAX_LEAVING = 4
-# A copy that takes longer is waited for by no group; and for so long its two replicas are not tried together again.
-_TIMEOUT_S, _REST_S = 5.0, 30.0
+# A copy that takes longer is waited for by no group.
+_TIMEOUT_S = 5.0
 # A group that could not leave just then is tried again after so long.
 _PAUSE_S = 0.5
+# Waiting groups whose prompts are counted.
+_MOST_COUNTED = 64
 # A replica has much more to do than another one from so many sequences more on, if these are twice as many; and a group
 # has to have so many tokens before it to be worth moving for that.
 _MUCH_MORE, _WORTH_TOKENS = 4, 32
@@ -44,6 +49,7 @@ class Move:
     num_blocks: int
     pull_id: int = 0
     began_at: float = 0.0
+    asked_at: float = 0.0
     arrival: Arrival | None = None
 
 
@@ -51,16 +57,13 @@ class Moves:
     """Holds the moves `under_way`, by group, and takes them further as events come in."""
 
     def __init__(
-        self, requests: RequestTable, replica_table: ReplicaTable, outbox: Outbox, observer: SchedulerObserver
+        self, requests: RequestTable, replica_table: ReplicaTable, pulls: Pulls, observer: SchedulerObserver
     ) -> None:
         self._requests, self._replica_table = requests, replica_table
-        self._outbox, self._observer = outbox, observer
+        self._pulls, self._observer = pulls, observer
         self.under_way: dict[RequestGroup, Move] = {}
-        # Pulls that are not answered yet, by the replica that pulls and their ids; nobody may be waiting for them.
-        self._pulls: dict[tuple[int, int], Move] = {}
-        # Pairs of replicas between which one has failed, and when.
-        self._failed: dict[tuple[int, int], float] = {}
-        self._num_pulls = 0
+        # Those whose pull is not answered yet, by the replica that pulls and its number; nobody may wait for them.
+        self.pulling: dict[tuple[int, int], Move] = {}
         # Groups that were caught between two tokens, and so go on for a while before they are tried again; since when.
         self._resting: dict[RequestGroup, float] = {}
 
@@ -95,10 +98,34 @@ class Moves:
         return left
 
     def hand_over(self, source: Replica, now: float) -> None:
-        """Moves groups that have computed their prompts off a replica that is for prompts alone. Those that nobody can
-        take go on there."""
-        done = (group for group in source.running if isinstance(group, RequestGroup) and group not in source.moving)
-        self.carry(source, [group for group in done if all(each.is_decoding for each in group.holders)], now)
+        """Moves groups that have computed their prompts off a replica that is for prompts alone, where to stay would
+        hold them up longer than the move does. The others, and those that nobody can take, go on there."""
+        here = (group for group in source.running if isinstance(group, RequestGroup) and group not in source.moving)
+        done = [group for group in here if all(each.is_decoding for each in group.holders)]
+        if done and source.hello.costs is not None:
+            prompts = self._prompt_tokens(source)
+            done = [group for group in done if self._is_held_up(source, group, prompts, source.hello.costs, now)]
+        self.carry(source, done, now)
+
+    def _prompt_tokens(self, source: Replica) -> int:
+        """Counts the tokens of prompts that are still to be computed on a replica: of those there, and its share of
+        those that wait."""
+        here = sum(each.num_uncomputed for group in source.running for each in group.live if not each.is_decoding)
+        waiting = sum(group.live[0].num_known for group in islice(self._requests.waiting, _MOST_COUNTED))
+        replicas = self._replica_table.replicas.values()
+        return here + waiting // sum(each.hello.role is not WorkerRole.DECODE for each in replicas)
+
+    def _is_held_up(self, source: Replica, group: RequestGroup, prompts: int, costs: StepCosts, now: float) -> bool:
+        """Tells whether prompts will hold the group's tokens up here for longer than it stands still when it moves.
+        Every step may bring as many tokens of prompts as it computes, for as long as the group generates."""
+        generated = max((each.num_generated for each in group.live), default=0)
+        steps = answer_work(group.sampling.max_tokens, generated)
+        held_up_s = min(prompts, steps * source.token_budget) * costs.prefill.token_s
+        num_blocks, swap = _num_blocks(source, group), costs.swap
+        copies_s = [
+            self._pulls.expected_s(source, target, num_blocks, now) for target in self._targets(source, group, now)
+        ]
+        return held_up_s > min(copies_s, default=0.0) + swap.moves_s + num_blocks * swap.block_in_s
 
     def balance(self, now: float) -> None:
         """Moves a group from a replica that has swapped it out, or has much more to do than another one; at most one
@@ -122,13 +149,12 @@ class Moves:
             for target in self._replica_table.replicas.values()
             if target is not source
             and target.is_ready
-            and _is_alike(source, target)
+            and self._pulls.may_try(source, target, now)
             and target.suspect is None
             and target.hello.role is not WorkerRole.PREFILL
             and group not in self._requests.suspects
             and target.replica_id != group.faults.non_finite_on
             and has_capacity(group.request, target)
-            and now - self._failed.get((source.replica_id, target.replica_id), -_REST_S) >= _REST_S
         ]
 
     def _with_room(self, targets: list[Replica], group: RequestGroup, num_blocks: int) -> Replica | None:
@@ -173,15 +199,16 @@ class Moves:
                 move.began_at = now
             elif now - move.began_at > _TIMEOUT_S:
                 self._fail(move, now)
-        self._failed = {pair: at for pair, at in self._failed.items() if now - at < _REST_S}
         self._resting = {group: at for group, at in self._resting.items() if now - at < _PAUSE_S and group.live}
 
     def answered(self, replica: Replica, answer: BlocksPulled, now: float) -> bool:
         """Books what came of a pull: the group goes on there if it still can. Returns False, and does nothing, if that
         was not asked."""
-        move = self._pulls.pop((replica.replica_id, answer.pull_id), None)
+        move = self.pulling.pop((replica.replica_id, answer.pull_id), None)
         if move is None or move.arrival is None:
             return False
+        if answer.is_complete:
+            self._pulls.took(move.source, replica, len(move.arrival.moves), now - move.asked_at, now)
         is_wanted = self.under_way.get(move.group) is move and self._stands(move)
         if not (answer.is_complete and is_wanted):
             replica.kv.give_up(move.arrival)
@@ -206,8 +233,7 @@ class Moves:
             if replica in (move.source, move.target):
                 self._end(move)
         gone = replica.replica_id
-        self._pulls = {key: move for key, move in self._pulls.items() if key[0] != gone}
-        self._failed = {pair: at for pair, at in self._failed.items() if gone not in pair}
+        self.pulling = {key: move for key, move in self.pulling.items() if key[0] != gone}
 
     def _stands(self, move: Move) -> bool:
         """Tells whether the group is still where it was, and may go where it is to go."""
@@ -219,32 +245,21 @@ class Moves:
         return move.target.is_ready
 
     def _pull(self, move: Move, now: float) -> None:
-        source, target, server = move.source, move.target, move.source.hello.block_server
+        source, target = move.source, move.target
         tables = source.kv.leaving(move.group)
         move.num_blocks = _num_blocks(source, move.group)
         is_begun = all(each.placement.num_computed and each.num_uncomputed for each in move.group.holders)
-        if server is None or not is_begun or move.num_blocks > target.kv.num_cpu_free:
+        if not is_begun or move.num_blocks > target.kv.num_cpu_free:
             self._resting[move.group] = now
             self._end(move)
             return
         move.arrival = target.kv.expect(tables)
-        self._num_pulls += 1
-        move.pull_id = self._num_pulls
-        self._pulls[target.replica_id, move.pull_id] = move
-        pull = PullBlocks(
-            self._outbox.epoch,
-            target.replica_id,
-            move.pull_id,
-            target.next_plan.step_id - 1,
-            server.endpoint,
-            source.replica_id,
-            move.group.status is SequenceStatus.SWAPPED,
-            move.arrival.moves,
-        )
-        self._outbox.to_replica(target.replica_id, pull)
+        from_cpu = move.group.status is SequenceStatus.SWAPPED
+        move.pull_id, move.asked_at = self._pulls.ask(source, target, move.arrival.moves, from_cpu=from_cpu), now
+        self.pulling[target.replica_id, move.pull_id] = move
 
     def _fail(self, move: Move, now: float) -> None:
-        self._failed[move.source.replica_id, move.target.replica_id] = now
+        self._pulls.has_failed(move.source, move.target, now)
         self._end(move)
 
     def _end(self, move: Move) -> None:
@@ -299,12 +314,6 @@ def _may_leave(source: Replica, group: RequestGroup) -> bool:
 def _num_blocks(source: Replica, group: RequestGroup) -> int:
     tables = source.kv.leaving(group).values()
     return len({block_id for table in tables for block_id in table.block_ids})
-
-
-def _is_alike(source: Replica, target: Replica) -> bool:
-    """Tells whether the blocks of one are of use to the other, whose worker can read them."""
-    ours, theirs = source.hello.block_server, target.hello.block_server
-    return ours is not None and theirs is not None and ours.identity == theirs.identity
 
 
 def _is_outstanding(move: Move) -> bool:

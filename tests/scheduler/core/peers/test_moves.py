@@ -20,14 +20,15 @@ from octavo.scheduler.core.events import (
     WorkerReadmitted,
 )
 from octavo.scheduler.core.explain import explain
+from octavo.scheduler.core.workers import look_at_reads
 from octavo.testing.cluster import FRONTEND, Cluster, FakeReplica, make_request, reference_tokens
 from octavo.testing.scenarios import plans
 from octavo.wire.requests import Prefix, Request
 from octavo.wire.sampling import BeamSearch, EarlyStopping
 from octavo.wire.steps import BlocksPulled, PullBlocks, WorkerRole
 
-from ..conftest import MakeCluster
-from ..views import cached_tokens
+from ...conftest import MakeCluster
+from ...views import cached_tokens
 
 PROMPT, TOKENS = 13, 12
 BEAMS = BeamSearch(width=3, length_penalty=1.0, early_stopping=EarlyStopping.NEVER)
@@ -120,7 +121,8 @@ def finish(cluster: Cluster, *requests: Request) -> None:
         assert not replica.moving
     moves = cluster.core.state.moves
     assert not moves.under_way
-    assert not moves._pulls
+    assert not moves.pulling
+    assert not cluster.core.state.prefix_copies.under_way
 
 
 def test_a_drained_worker_hands_its_requests_over_and_nothing_is_computed_again(make_cluster: MakeCluster) -> None:
@@ -287,7 +289,7 @@ def test_a_copy_that_fails_has_the_request_computed_again_elsewhere(make_cluster
 def test_nobody_waits_for_a_copy_that_takes_too_long_and_its_blocks_stay_taken(make_cluster: MakeCluster) -> None:
     cluster, source, target = under_way(make_cluster, request())
     for seconds in (0.0, 5.1):
-        cluster.core.state.moves.look(cluster.now + seconds)
+        look_at_reads(cluster.core.state, cluster.now + seconds)
     for _ in range(4):
         cluster.handle(ReplicaHeard(target))
         cluster.step()
