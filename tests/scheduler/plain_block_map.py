@@ -52,9 +52,7 @@ def _cpu_states(replica: Replica) -> list[int]:
     space = paged(replica).swap_space
     held = {block_id for table in space.tables.values() for block_id in table.block_ids}
     kv = paged(replica)
-    arriving = {move.target for arrival in space.arrivals for move in arrival.moves}
-    if kv.disk is not None:
-        arriving |= set(kv.reads.held)
+    arriving = {move.target for arrival in space.arrivals for move in arrival.moves} | set(kv.reads.held)
     states = []
     for block_id in range(space.pool.num_blocks):
         if block_id in held:
