@@ -110,17 +110,17 @@ class Speculation:
             return Spending(decodes)
         wanted = {sequence for (_, sequence, _), _ in chosen} | asked.keys()
         left = _left(replica, decodes, sum(not each.placement.num_in_flight for each in wanted), room)
-        drafts, proposals = _fitting(replica, chosen, asked, left)
+        drafts, guessed = _fitting(replica, chosen, asked, left)
         # Who waits has the rows of the next step; and does not wait where there is no room for what is guessed then.
         left = Room(room.rows, left.blocks, grammar_time.left_by(decodes))
-        drafts_then, proposals_then = _fitting(replica, chosen, asked, left, in_flight=True)
-        waiting = [*{**drafts_then, **proposals_then}]
-        all_wait = Pace.ALL in (decision.pace, pace) and bool(drafts or proposals or waiting)
+        drafts_then, guessed_then = _fitting(replica, chosen, asked, left, in_flight=True)
+        waiting = [*{**drafts_then, **guessed_then}]
+        all_wait = Pace.ALL in (decision.pace, pace) and bool(drafts or guessed or waiting)
         if all_wait and replica.outstanding:
             return Spending(decodes, stands=False)
         held = set(waiting)
         going = [decode for decode in decodes if decode[1] not in held] if waiting else decodes
-        return Spending(going, waiting, drafts, proposals, is_awaited=all_wait)
+        return Spending(going, waiting, drafts, guessed, is_awaited=all_wait)
 
     def _to_guess(
         self, replica: Replica, decodes: list[Member], chosen: list[tuple[_Proposal, int]], other_rows: int
