@@ -102,7 +102,7 @@ def _tokens(tokenizer: tokenizers.Tokenizer, paths: Sequence[Path], length: int)
 
 def text_cost(kind: str, tokens: list[int]) -> TextCost:
     """Measures one text, half of which is a prompt for the proposals that go through the other half."""
-    at_once, one_by_one = Text(tokens), Text(tokens)
+    at_once, one_by_one = Text(tokens, most_scanned=0), Text(tokens, most_scanned=0)
     pieces = _cpu_us(lambda: [at_once.index(_PIECE) for _ in range(0, len(tokens), _PIECE)])
     growing = _cpu_us(lambda: [one_by_one.index(1) for _ in tokens])
     half = len(tokens) // 2

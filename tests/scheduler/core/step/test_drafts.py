@@ -308,6 +308,23 @@ class TestBlocks:
             found.append(cluster.core.preemptions)
         assert found == [0, 0]
 
+    @pytest.mark.parametrize("by", ["a drafter", "a draft model"])
+    def test_that_are_not_there_for_guesses_are_waited_for_by_nobody(self, make_cluster: MakeCluster, by: str) -> None:
+        """All free ones are kept for a prompt that needs more than that: what is guessed would find no room, so it is
+        no reason to leave a step out."""
+        requests = [make_request("guessed", 4, 30), make_request("plain", 4, 30)]
+        hit_rate = 1.0 if by == "a draft model" else None
+        cluster = make_cluster(speculation=4, drafter=only(["guessed"] if hit_rate is None else []))
+        replica = cluster.join(block_size=1, num_blocks=100, draft_hit_rate=hit_rate)
+        cluster.submit(*requests, make_request("late", 95, 4))
+        while "guessed" in cluster.groups:
+            cluster.step()
+        assert cluster.tokens["guessed"] == reference_tokens(requests[0])
+        assert not any(plan.drafts or plan.proposals for plan in plans(replica))
+        guessed = sequence_ids(replica, "guessed")
+        steps = [plan.step_id for plan in plans(replica) for work in plan.work if work.sequence_id in guessed]
+        assert steps == list(range(steps[0], steps[0] + 30))
+
     def test_are_copied_before_a_guess_is_written_to_them(self, make_cluster: MakeCluster) -> None:
         """The first block of a fork is shared: guesses are written there too."""
         request = make_request("r", 5, 24, num_sequences=3, temperature=1.0)

@@ -140,7 +140,7 @@ class Drafter:
         latest = tail(sequence.known_tokens(max(0, known - LONGEST_MATCH), known))
         length = track.cursor.length if track.cursor else 0
         for source, text in self._searched(texts, track):
-            if text.num_indexed < len(text.tokens):
+            if text.is_behind:
                 self._index(text)
             place, found = text.find(latest, length)
             if found:
@@ -149,7 +149,7 @@ class Drafter:
     def _index(self, text: Text) -> None:
         """Indexes a text, as far as this step may; the next ones go on."""
         self._may_index -= text.index(self._may_index)
-        if text.num_indexed < len(text.tokens):
+        if text.is_behind:
             self._unindexed[text] = None
         else:
             self._unindexed.pop(text, None)

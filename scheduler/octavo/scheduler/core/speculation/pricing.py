@@ -148,11 +148,14 @@ class Prices:
         if not self._rows or not num_decodes:
             return False
         rows, plain_s = num_decodes + other_rows, self.seconds(num_decodes)
+        factor, before_s = self.row_factor, self._by_curve(rows)
+        # A second of further rows costs so many tokens, and the margin so many beside.
+        per_s, least = MARGIN * num_decodes / plain_s, (MARGIN - 1.0) * num_decodes
         best = chain(_BEST_FEW, ((num_decodes * depth, num_decodes * gain) for depth, gain in _BEST_MANY))
-        return any(
-            (num_decodes + gain) * plain_s > MARGIN * num_decodes * (plain_s + self.further_seconds(rows, further))
-            for further, gain in best
-        )
+        for further, gain in best:
+            if gain > least + per_s * factor * (self._by_curve(rows + further) - before_s):
+                return True
+        return False
 
 
 def _seconds_of(times: StepTimes) -> float:

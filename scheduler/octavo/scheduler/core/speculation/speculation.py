@@ -106,17 +106,21 @@ class Speculation:
         decision = self._decide(prices, offers, len(decodes), other_rows, room.rows)
         chosen = [(proposal, count) for proposal, count in zip(proposals, decision.counts, strict=True) if count]
         asked, pace = self._to_guess(replica, decodes, chosen, other_rows)
-        all_wait = Pace.ALL in (decision.pace, pace)
+        if not chosen and not asked:
+            return Spending(decodes)
+        wanted = {sequence for (_, sequence, _), _ in chosen} | asked.keys()
+        left = _left(replica, decodes, sum(not each.placement.num_in_flight for each in wanted), room)
+        drafts, guessed = _fitting(replica, chosen, asked, left)
+        # Who waits has the rows of the next step; and does not wait where there is no room for what is guessed then.
+        left = Room(room.rows, left.blocks, grammar_time.left_by(decodes))
+        drafts_then, guessed_then = _fitting(replica, chosen, asked, left, in_flight=True)
+        waiting = [*{**drafts_then, **guessed_then}]
+        all_wait = Pace.ALL in (decision.pace, pace) and bool(drafts or guessed or waiting)
         if all_wait and replica.outstanding:
             return Spending(decodes, stands=False)
-        wanted = dict.fromkeys([sequence for (_, sequence, _), _ in chosen] + list(asked))
-        waiting = [sequence for sequence in wanted if sequence.placement.num_in_flight]
         held = set(waiting)
         going = [decode for decode in decodes if decode[1] not in held] if waiting else decodes
-        ready = [(proposal, count) for proposal, count in chosen if not proposal[1].placement.num_in_flight]
-        left = _left(replica, decodes, len(wanted) - len(waiting), room)
-        drafts = _fitting(replica, ready, left)
-        return Spending(going, waiting, drafts, _fitting_proposals(replica, asked, drafts, left), is_awaited=all_wait)
+        return Spending(going, waiting, drafts, guessed, is_awaited=all_wait)
 
     def _to_guess(
         self, replica: Replica, decodes: list[Member], chosen: list[tuple[_Proposal, int]], other_rows: int
@@ -239,40 +243,46 @@ def _left(replica: Replica, decodes: list[Member], num_ready: int, room: Room) -
     return Room(room.rows, max(0, blocks), grammar_time.left_by(decodes))
 
 
-def _fitting(replica: Replica, ready: list[tuple[_Proposal, int]], left: Room) -> dict[Sequence, Draft]:
-    """Returns the drafts by sequence, the first `count` guesses of each, as far as there is room for them."""
+def _fitting(
+    replica: Replica,
+    chosen: list[tuple[_Proposal, int]],
+    asked: dict[Sequence, int],
+    left: Room,
+    *,
+    in_flight: bool = False,
+) -> tuple[dict[Sequence, Draft], dict[Sequence, int]]:
+    """Returns the drafts by sequence, the first `count` guesses of each that is `chosen`, and how many guesses are
+    asked for of each behind its draft, as far as there is room for them: of those alone that wait for no answer, or of
+    those that do."""
     drafts: dict[Sequence, Draft] = {}
-    for (group, sequence, draft), count in ready:
+    for (group, sequence, draft), count in chosen:
+        if in_flight != (sequence.placement.num_in_flight > 0):
+            continue
         count = min(count, left.rows)
         if group.grammar is not None:
             count = min(count, left.grammar_us // max(1, group.grammar.us))
-        while count and _num_more(replica, sequence, count) > left.blocks:
-            count -= 1
+        count = _num_fitting(replica, sequence, 0, count, left)
         if count and (cut := _cut(draft, count)):
             drafts[sequence] = cut
             left.rows -= count
-            left.blocks -= _num_more(replica, sequence, count)
             left.grammar_us -= count * group.grammar.us if group.grammar is not None else 0
-    return drafts
-
-
-def _fitting_proposals(
-    replica: Replica, asked: dict[Sequence, int], drafts: dict[Sequence, Draft], left: Room
-) -> dict[Sequence, int]:
-    """Returns how many guesses are asked for of each sequence that waits for no answer, as far as there is room for
-    them behind its draft."""
     proposals: dict[Sequence, int] = {}
     for sequence, count in asked.items():
-        if sequence.placement.num_in_flight:
-            continue
-        num_drafted = len(drafts[sequence].token_ids) if sequence in drafts else 0
-        taken = _num_more(replica, sequence, num_drafted)
-        while count and _num_more(replica, sequence, num_drafted + count) - taken > left.blocks:
-            count -= 1
-        if count:
-            proposals[sequence] = count
-            left.blocks -= _num_more(replica, sequence, num_drafted + count) - taken
-    return proposals
+        if in_flight == (sequence.placement.num_in_flight > 0):
+            num_drafted = len(drafts[sequence].token_ids) if sequence in drafts else 0
+            if count := _num_fitting(replica, sequence, num_drafted, count, left):
+                proposals[sequence] = count
+    return drafts, proposals
+
+
+def _num_fitting(replica: Replica, sequence: Sequence, num_drafted: int, count: int, left: Room) -> int:
+    """Returns how many of `count` guesses find blocks behind the first `num_drafted`, and takes these out of what is
+    left."""
+    taken = _num_more(replica, sequence, num_drafted)
+    while count and _num_more(replica, sequence, num_drafted + count) - taken > left.blocks:
+        count -= 1
+    left.blocks -= _num_more(replica, sequence, num_drafted + count) - taken
+    return count
 
 
 def _num_more(replica: Replica, sequence: Sequence, num_guesses: int) -> int:

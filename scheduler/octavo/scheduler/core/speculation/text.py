@@ -1,20 +1,26 @@
 """A growing text of tokens in which the places are found where the latest tokens of a sequence stood before.
 
-An index of hash chains, as compressors of the Lempel-Ziv kind have it: a table holds for each hash of n tokens the last
-place behind such tokens, an array for each place the one before it with the same hash. That is 8 to 12 bytes for each
-token. The tokens themselves are not copied.
+A short text is scanned: to search all of its bytes for those of three tokens takes no longer than to index a few.
+
+A longer one has an index of hash chains, as compressors of the Lempel-Ziv kind have it: a table holds for each hash of
+n tokens the last place behind such tokens, an array for each place the one before it with the same hash. That is 8 to
+12 bytes for each token. The tokens themselves are not copied.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
+from struct import pack
 from typing import NamedTuple
 
 # The fewest tokens that a match has, and the most that are compared.
 SHORTEST_MATCH = 3
 LONGEST_MATCH = 32
-# Places of one hash that are tried, the latest first.
+# Places that are tried, the latest first: behind the same tokens, or tokens with the same hash.
 _MOST_PLACES = 16
+# A text of more tokens is indexed.
+MOST_SCANNED = 2048
+_TOKEN_BYTES = 4
 _FIRST_SLOTS = 256
 # Odd numbers without a pattern, by which tokens are hashed; the lowest bits of the products depend on few of a token.
 _FIRST, _SECOND, _THIRD = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D
@@ -32,28 +38,39 @@ _NO_MATCH = Match(0, 0)
 
 
 class Tail(NamedTuple):
-    """Holds the latest tokens of a sequence, the last first, and the hash of as many as the shortest match has."""
+    """Holds the latest tokens of a sequence, the last first; and of as many as the shortest match has the hash and the
+    bytes."""
 
     tokens: list[int]
     hash: int
+    packed: bytes
 
 
 def tail(tokens: list[int]) -> Tail:
     """Makes the tail of a sequence's latest `tokens`, in their order; at least as many as the shortest match has."""
-    return Tail(tokens[::-1], _hashes(tokens, len(tokens) - 1, len(tokens))[0])
+    shortest = pack(f"{SHORTEST_MATCH}i", *tokens[-SHORTEST_MATCH:])
+    return Tail(tokens[::-1], _hashes(tokens, len(tokens) - 1, len(tokens))[0], shortest)
 
 
 class Text:
-    """Indexes `tokens`, to which others may append."""
+    """Finds tails in `tokens`, to which others may append: scans them while they are `most_scanned` at most."""
 
-    __slots__ = ("_earlier", "_latest", "tokens")
+    __slots__ = ("_earlier", "_latest", "_most_scanned", "_packed", "tokens")
 
-    def __init__(self, tokens: "list[int] | array[int]") -> None:
+    def __init__(self, tokens: "list[int] | array[int]", most_scanned: int = MOST_SCANNED) -> None:
         self.tokens = tokens
-        # By the hash of the tokens before a place, as many as the shortest match has; 0: none.
-        self._latest = array("i", bytes(4 * _FIRST_SLOTS))
+        self._most_scanned = most_scanned
+        # The tokens that were scanned, as bytes.
+        self._packed = bytearray()
+        # By the hash of the tokens before a place, as many as the shortest match has; 0: none. Empty without an index.
+        self._latest = array("i")
         # By the place, less one.
         self._earlier = array("i")
+
+    @property
+    def is_behind(self) -> bool:
+        """Tells whether tokens are still to be indexed."""
+        return len(self._earlier) < len(self.tokens) > self._most_scanned
 
     @property
     def num_indexed(self) -> int:
@@ -61,16 +78,19 @@ class Text:
 
     @property
     def num_bytes(self) -> int:
-        """Returns the bytes that the index takes."""
-        return 4 * (len(self._latest) + len(self._earlier))
+        """Returns the bytes that the text takes beside its tokens."""
+        return len(self._packed) + 4 * (len(self._latest) + len(self._earlier))
 
     def index(self, most: int) -> int:
-        """Indexes further tokens, `most` at most; returns how many."""
+        """Indexes further tokens, `most` at most, of a text that is not scanned; returns how many."""
         tokens, earlier = self.tokens, self._earlier
         start = len(earlier)
         stop = min(start + most, len(tokens))
-        if stop <= start:
+        if stop <= start or len(tokens) <= self._most_scanned:
             return 0
+        if not self._latest:
+            self._packed = bytearray()
+            self._latest = array("i", bytes(4 * _FIRST_SLOTS))
         while len(self._latest) < stop:
             # Each slot becomes two, both of which find what the one found.
             self._latest *= 2
@@ -90,21 +110,34 @@ class Text:
         """Returns the place behind the longest match of a sequence's tail, if it has more than `beyond` tokens; of
         several the latest place among the few that are tried. Nothing follows the end of the text, which is no such
         place."""
-        place = self._latest[tail.hash & (len(self._latest) - 1)]
-        if not place:
-            return _NO_MATCH
-        latest_tokens, tokens, earlier = tail.tokens, self.tokens, self._earlier
+        latest_tokens, tokens = tail.tokens, self.tokens
         best, length = 0, max(beyond, SHORTEST_MATCH - 1)
         reach, end = len(latest_tokens), len(tokens)
-        for _ in range(_MOST_PLACES):
-            if not place:
-                break
+        places = self._scanned(tail) if end <= self._most_scanned else self._chained(tail)
+        for place in islice(places, _MOST_PLACES):
             if length < reach and length < place < end and tokens[place - 1 - length] == latest_tokens[length]:
                 found = _common(tokens, place, latest_tokens)
                 if found > length:
                     best, length = place, found
-            place = earlier[place - 1]
         return Match(best, length) if best else _NO_MATCH
+
+    def _scanned(self, tail: Tail) -> Iterator[int]:
+        """Yields the places behind the tail's last tokens, the latest first, that something follows."""
+        packed, tokens = self._packed, self.tokens
+        if (missing := len(tokens) - len(packed) // _TOKEN_BYTES) > 0:
+            packed += pack(f"{missing}i", *tokens[-missing:])
+        end = len(packed) - _TOKEN_BYTES
+        while (found := packed.rfind(tail.packed, 0, max(0, end))) >= 0:
+            if found % _TOKEN_BYTES == 0:
+                yield found // _TOKEN_BYTES + SHORTEST_MATCH
+            end = found + len(tail.packed) - 1
+
+    def _chained(self, tail: Tail) -> Iterator[int]:
+        """Yields the places with the tail's hash, the latest first."""
+        place = self._latest[tail.hash & (len(self._latest) - 1)] if self._latest else 0
+        while place:
+            yield place
+            place = self._earlier[place - 1]
 
 
 def _hashes(tokens: Sequence[int], start: int, stop: int) -> list[int]:
