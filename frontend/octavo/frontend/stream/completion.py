@@ -76,7 +76,9 @@ class SequenceText:
     def _feed_one(self, token_id: int) -> str:
         if token_id in self._stop_token_ids:
             return self._end_with_token(token_id)
-        text = self._scan(self._decode(token_id))
+        text = self._decode(token_id)
+        if self._request.stop_strings:
+            text = self._scan(text)
         if self.num_tokens < self._sampling.max_tokens or self.finished:
             return text
         text += self._flush()

@@ -116,19 +116,24 @@ class RunningRequest:
 
     def check_reading(self, reader: int) -> None:
         """Raises the error that ended the reading of `reader`, if any."""
-        if not self.is_read_by(reader):
+        if self._reader != reader:
             raise Aborted(Reason.SUPERSEDED, "another reader has taken over the events of this request")
         if self._reading_failure:
             raise self._reading_failure
 
-    async def wait(self, reader: int) -> None:
-        """Returns once there was news since the last call. Raises the error that ended the reading or the request."""
+    def coming_news(self, reader: int) -> "asyncio.Future[None] | None":
+        """Returns what `reader` is to wait for before it calls `take_news`; None where there is news. Raises the error
+        that ended the reading."""
         self.check_reading(reader)
-        if not self._has_news:
-            self._waiting = asyncio.get_running_loop().create_future()
-            await self._waiting
-            # Whoever took over meanwhile has yet to see the news.
-            self.check_reading(reader)
+        if self._has_news:
+            return None
+        self._waiting = asyncio.get_running_loop().create_future()
+        return self._waiting
+
+    def take_news(self, reader: int) -> None:
+        """Notes that `reader` sees all that there is. Raises the error that ended the reading or the request."""
+        # Whoever took over meanwhile has yet to see the news.
+        self.check_reading(reader)
         if self.failure:
             raise self.failure
         self._has_news = False
@@ -173,8 +178,8 @@ class RunningRequest:
             # Nearly all bring tokens, which are reported together.
             if not isinstance(emitted.event, TextDelta):
                 self._report(emitted.event)
-        if num_tokens:
-            now, before = self.journal.last_token_at, self._last_token_at
+        if num_tokens and self.answer is not None:
+            now, before = self.answer.journal.last_token_at, self._last_token_at
             self.observer.tokens(num_tokens, None if now is None or before is None else now - before)
             self._last_token_at = now
             self.ticket.progress(num_tokens)

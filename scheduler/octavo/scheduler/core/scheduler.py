@@ -175,12 +175,17 @@ class Scheduler:
         """Plans a step for every replica that can take one, and admits waiting requests to these steps."""
         self._reject_overdue(now)
         isolation.arrange(self.state)
-        head = next(self.waiting.candidates(1, self.replica_table.can_hold), None)
-        ready = [replica for replica in self.replicas.values() if replica.may_plan]
-        # Where no group waits, an idle replica has nothing to plan.
-        stepping = ready if head is not None else [replica for replica in ready if replica.has_work]
-        builders = [builder for replica in stepping if (builder := self._builder(replica, head, now))]
-        while admission := next_admission(self.waiting, builders, self.replica_table, self.policy, self.config, now):
+        waiting, builders, any_idle = self.request_table.waiting, list[StepBuilder](), False
+        head = next(waiting.candidates(1, self.replica_table.can_hold), None) if waiting else None
+        for replica in self.replicas.values():
+            if not replica.may_plan:
+                continue
+            # Where no group waits, an idle replica has nothing to plan.
+            if head is None and not replica.has_work:
+                any_idle = True
+            elif builder := self._builder(replica, head, now):
+                builders.append(builder)
+        while admission := next_admission(waiting, builders, self.replica_table, self.policy, self.config, now):
             group, builder = admission
             if not builder.replica.fetch(group):
                 self._admit(group, builder, now)
@@ -188,7 +193,7 @@ class Scheduler:
             if self.policy.end(builder):
                 self._send(builder, now)
             self._requeue_preempted(builder)
-        if builders or len(stepping) < len(ready) or not self.replicas:
+        if builders or any_idle or not self.replicas:
             self.request_table.notices.passed()
         return self._take_effects(now)
 
@@ -250,7 +255,7 @@ class Scheduler:
         builder = empty_step(self.state, replica)
         if self.state.speculation.serves(replica):
             builder.speculation = self.state.speculation
-        if suspect := isolation.comer(self.state, replica):
+        if replica.suspect is not None and (suspect := isolation.comer(self.state, replica)):
             if replica.outstanding:
                 return None
             self._admit(suspect, builder, now)

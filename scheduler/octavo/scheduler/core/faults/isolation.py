@@ -34,8 +34,8 @@ def arrange(state: SchedulerState) -> None:
 def upcoming(state: SchedulerState) -> tuple[RequestGroup, Replica] | None:
     """Returns the next suspect, and the replica that isolates it from the next planning on; None if one is isolated
     already or none can be."""
-    replicas = state.replicas
-    if any(state.requests.suspects) and not any(_is_taken(state, replica) for replica in replicas):
+    suspects = state.requests.suspects
+    if suspects.accuses_any and any(suspects) and not any(_is_taken(state, replica) for replica in state.replicas):
         return _next(state)
     return None
 
