@@ -41,8 +41,10 @@ def shown_fields(options: pb.ResponseOptions) -> frozenset[str]:
 
 
 async def written(emitted: events.Emitted, shown: Set[str], piece: Pieces) -> pb.GenerateResponse:
-    """Does the same as `write`, but in a thread, so that other calls go on: for events that are long."""
-    return await apart(partial(write, emitted, shown, piece))
+    """Does the same as `write`, but in a thread where the event is long, so that other calls go on."""
+    if events.is_long(emitted.event):
+        return await apart(partial(write, emitted, shown, piece))
+    return write(emitted, shown, piece)
 
 
 def write(emitted: events.Emitted, shown: Set[str], piece: Pieces) -> pb.GenerateResponse:

@@ -14,7 +14,7 @@ from octavo.frontend.access.access import tenant_from_headers
 from octavo.frontend.errors import ServiceError, bad_parameter, internal_error, log_failure
 from octavo.frontend.grpc.access import caller_of
 from octavo.frontend.grpc.errors import abort_with
-from octavo.frontend.grpc.messages import shown_fields, write, written
+from octavo.frontend.grpc.messages import shown_fields, written
 from octavo.frontend.grpc.requests import (
     check_abort,
     check_chat,
@@ -26,7 +26,7 @@ from octavo.frontend.grpc.requests import (
     refuse_unknown_fields,
 )
 from octavo.frontend.request.chat import Chat
-from octavo.frontend.request.events import Emitted, is_long
+from octavo.frontend.request.events import Emitted
 from octavo.frontend.request.request import Caller
 from octavo.frontend.stream.generation import Generation
 from octavo.frontend.stream.pacing import paced
@@ -84,10 +84,7 @@ class GenerationService(services.GenerationServiceServicer):
                     has_begun = True
                     await context.send_initial_metadata(self._initial_metadata(request_id, caller_of(context)))
                 with pace:
-                    if is_long(emitted.event):
-                        message = await written(emitted, shown, piece)
-                    else:
-                        message = write(emitted, shown, piece)
+                    message = await written(emitted, shown, piece)
                     await context.write(pb.AttachResponse(event=message) if attaches else message)
 
     def _initial_metadata(self, request_id: str, caller: Caller) -> tuple[tuple[str, str], ...]:

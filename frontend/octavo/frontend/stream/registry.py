@@ -173,9 +173,7 @@ class Registry:
             return events
         if running.finished:
             return None
-        if (news := running.coming_news(reader)) is not None:
-            await news
-        running.take_news(reader)
+        await running.wait(reader)
         if not self._turns.take_now():
             await self._turns.take()
             running.check_reading(reader)

@@ -121,19 +121,14 @@ class RunningRequest:
         if self._reading_failure:
             raise self._reading_failure
 
-    def coming_news(self, reader: int) -> "asyncio.Future[None] | None":
-        """Returns what `reader` is to wait for before it calls `take_news`; None where there is news. Raises the error
-        that ended the reading."""
+    async def wait(self, reader: int) -> None:
+        """Returns once there was news since the last call. Raises the error that ended the reading or the request."""
         self.check_reading(reader)
-        if self._has_news:
-            return None
-        self._waiting = asyncio.get_running_loop().create_future()
-        return self._waiting
-
-    def take_news(self, reader: int) -> None:
-        """Notes that `reader` sees all that there is. Raises the error that ended the reading or the request."""
-        # Whoever took over meanwhile has yet to see the news.
-        self.check_reading(reader)
+        if not self._has_news:
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
+            # Whoever took over meanwhile has yet to see the news.
+            self.check_reading(reader)
         if self.failure:
             raise self.failure
         self._has_news = False
