@@ -211,9 +211,8 @@ class RequestTable:
 
     def send_notices(self, now: float) -> None:
         """Sends frontends what has happened to their requests since the last call."""
-        if self.notices.pending:
-            for frontend_id, notices in self.notices.take(self._positions, now).items():
-                self._outbox.to_frontend(frontend_id, Notices(self._outbox.epoch, notices))
+        for frontend_id, notices in self.notices.take(self._positions, now).items():
+            self._outbox.to_frontend(frontend_id, Notices(self._outbox.epoch, notices))
 
     def _positions(self, groups: list[RequestGroup]) -> list[int]:
         """Returns each group's position, from 1 on, in the queue where it waits or is swapped out."""

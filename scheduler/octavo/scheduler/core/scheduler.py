@@ -173,9 +173,11 @@ class Scheduler:
 
     def schedule(self, now: float) -> list[Effect]:
         """Plans a step for every replica that can take one, and admits waiting requests to these steps."""
-        self._reject_overdue(now)
+        if overdue := self.request_table.queue_times.overdue(now):
+            self._reject(overdue, now)
         isolation.arrange(self.state)
-        waiting, builders, any_idle = self.request_table.waiting, list[StepBuilder](), False
+        waiting, any_idle = self.request_table.waiting, False
+        builders: list[StepBuilder] = []
         head = next(waiting.candidates(1, self.replica_table.can_hold), None) if waiting else None
         for replica in self.replicas.values():
             if not replica.may_plan:
@@ -239,13 +241,12 @@ class Scheduler:
 
     # -- steps ------------------------------------------------------------------------------------------------------
 
-    def _reject_overdue(self, now: float) -> None:
+    def _reject(self, overdue: list[RequestGroup], now: float) -> None:
         """Rejects requests that have waited too long, before anything is admitted, so that no step computes them."""
-        if overdue := self.request_table.queue_times.overdue(now):
-            positions = self.waiting.positions(overdue)
-            for group, position in zip(overdue, positions, strict=True):
-                detail = describe_wait(group, position, self.replicas.values(), now)
-                self.request_table.reject(group, RejectReason.QUEUE_TIMEOUT, detail)
+        positions = self.waiting.positions(overdue)
+        for group, position in zip(overdue, positions, strict=True):
+            detail = describe_wait(group, position, self.replicas.values(), now)
+            self.request_table.reject(group, RejectReason.QUEUE_TIMEOUT, detail)
 
     def _builder(self, replica: Replica, head: RequestGroup | None, now: float) -> StepBuilder | None:
         """Begins a step of a replica that may plan; returns None if it has to wait for an outstanding answer."""
@@ -281,7 +282,7 @@ class Scheduler:
             if plan.disk is not None:
                 self._observer.stored(len(plan.disk.store))
             served = (*builder.samplers, *builder.beams)
-            self.waiting.charge_each(group for group, _ in served if isinstance(group, RequestGroup))
+            self.request_table.waiting.charge_each(group for group, _ in served if isinstance(group, RequestGroup))
             for group, _ in served:
                 if group.grammar is not None and isinstance(group, RequestGroup):
                     self.waiting.charge(group, grammar_time.tokens_worth(group.grammar, builder.replica))
@@ -304,5 +305,6 @@ class Scheduler:
             self.request_table.notices.runs(group)
 
     def _take_effects(self, now: float) -> list[Effect]:
-        self.request_table.send_notices(now)
+        if self.request_table.notices.pending:
+            self.request_table.send_notices(now)
         return self._outbox.take()

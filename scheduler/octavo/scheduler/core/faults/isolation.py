@@ -25,7 +25,7 @@ def arrange(state: SchedulerState) -> None:
     for replica in state.replicas:
         if replica.suspect is not None and not _goes_on(state, replica, replica.suspect):
             replica.isolate(None)
-    if found := upcoming(state):
+    if state.requests.suspects.accuses_any and (found := upcoming(state)):
         suspect, home = found
         home.isolate(suspect)
         state.requests.suspects.goes_to(suspect, home.hello.worker_id)
@@ -34,8 +34,8 @@ def arrange(state: SchedulerState) -> None:
 def upcoming(state: SchedulerState) -> tuple[RequestGroup, Replica] | None:
     """Returns the next suspect, and the replica that isolates it from the next planning on; None if one is isolated
     already or none can be."""
-    suspects = state.requests.suspects
-    if suspects.accuses_any and any(suspects) and not any(_is_taken(state, replica) for replica in state.replicas):
+    replicas = state.replicas
+    if any(state.requests.suspects) and not any(_is_taken(state, replica) for replica in replicas):
         return _next(state)
     return None
 
