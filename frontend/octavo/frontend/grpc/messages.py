@@ -55,7 +55,6 @@ def write(emitted: events.Emitted, shown: Set[str], piece: Pieces) -> pb.Generat
     # Filled in place: a delta that is made by itself is copied into the response, at twice the cost of all of this.
     response = pb.GenerateResponse()
     response.event_offset, delta = offset, response.delta
-    delta.SetInParent()
     delta.index = event.index
     if "text" in shown:
         delta.text = event.text
