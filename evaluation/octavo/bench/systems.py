@@ -109,11 +109,12 @@ class ChildSystem:
 
 
 class WholeSystem:
-    """Runs scheduler, frontend and one worker, as `octavo serve` starts them, and a gRPC client."""
+    """Runs scheduler, frontend and one worker, as `octavo serve` starts them but for what `about` says, and a gRPC
+    client."""
 
     def __init__(self, threads: int, stack: Stack) -> None:
         self.threads = threads
-        self.about = ""
+        self.about = "--speculation off, for the worker alone guesses no tokens either"
         self._stack = stack
         began = time.perf_counter()
         stack.start_all()
@@ -157,7 +158,8 @@ class Bench(ExitStack):
             **{f"OCTAVO_{name.upper()}": value for name, value in settings.items()},
             "OCTAVO_THREADS": str(threads),
             "OCTAVO_KV_CACHE_MEMORY": str(KV_CACHE_MEMORY),
-            # The worker alone has no drafts: with them the two would not do the same work.
+            # The worker alone has no drafts: with them the two would not do the same work, for a small model repeats
+            # itself and is guessed right.
             "OCTAVO_SPECULATION": "off",
             **self._instructions(),
         }

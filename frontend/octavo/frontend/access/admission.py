@@ -31,18 +31,14 @@ class ServiceRate:
 
     def done(self, tokens: int, now: float, *, busy: bool) -> None:
         """Counts `tokens` that were computed; `busy` is whether there was work since the last call."""
-        self._pass_time(now, busy)
-        self._rate += tokens / _SMOOTHED_OVER_S
+        self._rate = self.at(now, busy=busy) + tokens / _SMOOTHED_OVER_S
 
     def at(self, now: float, *, busy: bool) -> float:
         """Returns the rate now, in tokens per second; `busy` is as in `done`."""
-        self._pass_time(now, busy)
-        return self._rate
-
-    def _pass_time(self, now: float, busy: bool) -> None:
         if busy:
             self._rate *= math.exp((self._at - now) / _SMOOTHED_OVER_S)
         self._at = now
+        return self._rate
 
 
 # Bytes of a token of text in most languages and vocabularies, and of the tokens around a chat's message.

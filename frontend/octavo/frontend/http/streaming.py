@@ -156,53 +156,59 @@ class _Outbox:
         self._held: list[bytes] = []
         self._num_bytes = 0
         self._has_begun = False
-        self._changed = asyncio.Event()
-        self._is_open = asyncio.Event()
-        self._is_open.set()
+        self._is_open = True
+        # What the one that puts, and the one that takes, wait for now: `asyncio.Event` would cost more than all else.
+        self._opened: asyncio.Future[None] | None = None
+        self._changed: asyncio.Future[None] | None = None
 
     def close(self) -> None:
         """Makes `put` wait."""
-        self._is_open.clear()
+        self._is_open = False
 
     def open(self) -> None:
         """Lets `put` go on."""
-        self._is_open.set()
+        self._is_open = True
+        if self._opened is not None and not self._opened.done():
+            self._opened.set_result(None)
 
     async def put(self, event: bytes) -> None:
         """Adds an event, once the outbox is open. Ignores an empty one."""
         if not event:
             return
-        await self._is_open.wait()
+        while not self._is_open:
+            self._opened = asyncio.get_running_loop().create_future()
+            await self._opened
         self._held.append(event)
         self._num_bytes += len(event)
         if self._num_bytes >= _MOST_BYTES:
             self.close()
         self._has_begun = self._has_begun or event[:1] != b":"
-        self._changed.set()
+        self.wake()
 
     def end(self) -> None:
         """Marks that nothing more will come."""
         self.ended = True
-        self._changed.set()
+        self.wake()
 
     async def wait_for_start(self, ping_s: float) -> bool:
         """Waits until there is an event, `ping_s` seconds have passed, or all is over. Returns whether all is over."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ping_s):
                 while not self._has_begun and not self.ended:
-                    self._changed.clear()
-                    await self._changed.wait()
+                    self._changed = asyncio.get_running_loop().create_future()
+                    await self._changed
         return self.ended
 
     def wake(self) -> None:
         """Ends the wait of `take`."""
-        self._changed.set()
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
 
     async def take(self) -> bytes:
         """Waits for an event, and returns all that is held: a ping after `wake`, nothing where all is over."""
         if not self._held and not self.ended:
-            self._changed.clear()
-            await self._changed.wait()
+            self._changed = asyncio.get_running_loop().create_future()
+            await self._changed
         if not self._held:
             return b"" if self.ended else self._ping
         body = b"".join(self._held)

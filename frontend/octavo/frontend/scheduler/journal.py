@@ -145,6 +145,8 @@ class Journal:
         self.sequences = [SequenceJournal(sampling) for _ in range(sampling.num_sequences)]
         # One entry per prompt token but the first, if asked for; None before they came.
         self.prompt_logprobs: LogprobTable | None = None
+        # Deltas bring more than tokens; most requests want nothing else.
+        self._wants_more = (sampling.beam, sampling.logprobs, sampling.prompt_logprobs) != (None, None, None)
         self.preemptions = 0
         self.swaps = 0
         self.cached_prompt_tokens = 0
@@ -193,8 +195,11 @@ class Journal:
         sequence = self.sequences[index]
         if not sequence.continues(delta):
             return DeltaVerdict.BROKEN
-        if not self._is_whole(delta):
-            return DeltaVerdict.FAULTY
+        if self._wants_more:
+            if not self._is_whole(delta):
+                return DeltaVerdict.FAULTY
+            if self._brings_prompt(delta):
+                self.prompt_logprobs = LogprobTable(delta.prompt_logprobs)
         self._note(delta, now)
         sequence.extend(delta)
         return DeltaVerdict.ACCEPTED
@@ -272,8 +277,6 @@ class Journal:
         if delta.token_ids:
             self.first_token_at = now if self.first_token_at is None else self.first_token_at
             self.last_token_at = now
-        if self._brings_prompt(delta):
-            self.prompt_logprobs = LogprobTable(delta.prompt_logprobs)
         self.preemptions = self._preemptions_before_attempt + delta.preemptions
         self.swaps = self._swaps_before_attempt + delta.swaps
 

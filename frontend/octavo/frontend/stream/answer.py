@@ -62,6 +62,8 @@ class Answer:
         # The most tokens of an event; with few logprobs any number, once a sequence has ended.
         self._most_tokens = max(1, MAX_PIECE_NUMBERS // (1 + sampling.logprobs)) if sampling.logprobs else MAX_TOKENS
         self._num_running = len(self._completions)
+        # All events were made, `RequestUsage` last.
+        self.finished = False
         self._has_begun = False
         # Tokens taken, of all sequences together.
         self.num_tokens = 0
@@ -85,11 +87,6 @@ class Answer:
     def has_begun(self) -> bool:
         """Tells whether `RequestStarted` was made."""
         return self._has_begun
-
-    @property
-    def finished(self) -> bool:
-        """Tells whether all events were made, `RequestUsage` last."""
-        return not self._num_running
 
     def advance(self, notices: Iterable[RequestNotice] = ()) -> list[Emitted]:
         """Takes the journal's new tokens, as many as one turn may, and returns `notices` and the events that are
@@ -173,6 +170,7 @@ class Answer:
                 completion.keep(piece, self._most_tokens)
         if completion.finished:
             self._num_running -= 1
+            self.finished = not self._num_running
             if not sequence.complete:
                 self.ended_here.append(index)
             if not self._is_ranked:

@@ -101,20 +101,20 @@ class SequenceText:
     def _feed_one(self, token_id: int) -> str:
         if token_id in self._stop_token_ids:
             return self._end_with_token(token_id)
-        text = self._scan(self._decode(token_id))
+        text, self._undecoded = self._detokenizer.feed(self._undecoded, (token_id,))
+        if self._request.stop_strings:
+            text = self._scan(text)
         if self.num_tokens < self._sampling.max_tokens or self.finished:
             return text
         text += self._flush()
         self.finished = self.finished or SequenceFinished(FinishReason.LENGTH, None)
         return text
 
-    def _decode(self, token_id: int) -> str:
-        text, self._undecoded = self._detokenizer.feed(self._undecoded, (token_id,))
-        return text
-
     def _end_with_token(self, token_id: int) -> str:
         request = self._request
-        text = self._decode(token_id) if request.include_stop else ""
+        text = ""
+        if request.include_stop:
+            text, self._undecoded = self._detokenizer.feed(self._undecoded, (token_id,))
         is_eos = token_id in self._eos_token_ids and token_id not in request.stop_token_ids
         text = self._scan(text) + self._flush()
         match = Match(MatchKind.EOS_TOKEN if is_eos else MatchKind.STOP_TOKEN, token_id)

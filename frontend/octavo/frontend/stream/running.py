@@ -116,7 +116,7 @@ class RunningRequest:
 
     def check_reading(self, reader: int) -> None:
         """Raises the error that ended the reading of `reader`, if any."""
-        if not self.is_read_by(reader):
+        if self._reader != reader:
             raise Aborted(Reason.SUPERSEDED, "another reader has taken over the events of this request")
         if self._reading_failure:
             raise self._reading_failure
@@ -173,8 +173,8 @@ class RunningRequest:
             # Nearly all bring tokens, which are reported together.
             if not isinstance(emitted.event, TextDelta):
                 self._report(emitted.event)
-        if num_tokens:
-            now, before = self.journal.last_token_at, self._last_token_at
+        if num_tokens and self.answer is not None:
+            now, before = self.answer.journal.last_token_at, self._last_token_at
             self.observer.tokens(num_tokens, None if now is None or before is None else now - before)
             self._last_token_at = now
             self.ticket.progress(num_tokens)

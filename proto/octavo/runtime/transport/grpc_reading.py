@@ -52,7 +52,12 @@ class ReadingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         # Messages are read by `_next`, and not through the iterator that the library hands over.
         async def answer(_: object, context: Context) -> Any:
             request = self._stream(context) if takes_stream else await self._only(context)
-            return await _answer(behaviour, request, context)
+            try:
+                answered = behaviour(request, context)
+            except NotImplementedError:
+                # How the generated classes say it.
+                await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this server does not have the method")
+            return await (_written(answered, context) if isinstance(answered, AsyncIterable) else answered)
 
         return answer
 
@@ -98,15 +103,8 @@ def _lenient(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     return read
 
 
-async def _answer(behaviour: Callable[[Any, Context], Any], request: Any, context: Context) -> Any:
-    try:
-        answer = behaviour(request, context)
-    except NotImplementedError:
-        # How the generated classes say it.
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this server does not have the method")
-    if not isinstance(answer, AsyncIterable):
-        return await answer
+async def _written(answer: AsyncIterable[Any], context: Context) -> None:
+    """Writes what a method yields."""
     async with aclosing(answer) as responses:  # type: ignore[type-var]
         async for response in responses:
             await context.write(response)
-    return None

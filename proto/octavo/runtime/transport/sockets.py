@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import zmq
+import zmq.backend
 
 from octavo.runtime.transport.curve_keys import ClientKeys, ServerKeys
 from octavo.runtime.transport.endpoints import EndpointError
@@ -31,6 +32,13 @@ _RECONNECT_MAX_MS = 1_000
 _FOREIGN_LINGER_MS = 250
 # Older ones can be crashed by whoever reaches their port, with keys or without.
 _OLDEST_LIBZMQ = (4, 3, 5)
+
+
+class _PlainSocket(zmq.Socket[bytes]):
+    """Sends by the call that pyzmq's own `send` wraps: the wrapper, for kinds of sockets that are not used here, takes
+    twice as long as the call."""
+
+    send = zmq.backend.Socket.send  # type: ignore[assignment]
 
 
 def check_library() -> None:
@@ -129,7 +137,9 @@ def _closed_on_error(socket: "zmq.Socket[Any]") -> Iterator[None]:
 
 def _guarded(context: "zmq.Context[S]", kind: int, *, is_foreign: bool = False) -> S:
     check_library()
-    socket = context.socket(kind)
+    # A context of pyzmq's asyncio makes sockets of its own.
+    make: Any = _PlainSocket if type(context) is zmq.Context else None
+    socket = context.socket(kind, make)
     # Unbounded by default: a nine-byte header that claims 4 GiB would make the receiver reserve them.
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
     socket.setsockopt(zmq.SNDHWM, _HIGH_WATER_MARK)

@@ -206,7 +206,7 @@ class Replica:
                 self.prices.answered_alone(seconds, result.times)
             if step.proposals:
                 self.asking.answered(len(step.proposals), max(step.proposals.values()), result.times.propose_us)
-            if step.num_tokens and not step.prefills:
+            if step.num_tokens and not step.prefills and self.prices.is_known:
                 self.prices.answered(step.num_tokens - step.num_guesses, step.num_tokens, result.times)
             self.size.passed()
         return seconds

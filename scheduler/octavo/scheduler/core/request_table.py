@@ -37,13 +37,11 @@ class ProgressNotices:
 
     def __init__(self) -> None:
         self._newcomers: dict[RequestGroup, NoticeKind] = {}
-        self._pending: dict[RequestGroup, NoticeKind] = {}
+        # What the end of the turn is to send.
+        self.pending: dict[RequestGroup, NoticeKind] = {}
         # The last notices about groups whose frontends know that they wait.
         self._sent: dict[RequestGroup, _SentNotice] = {}
         self._followed_at = float("-inf")
-
-    def __len__(self) -> int:
-        return len(self._pending)
 
     def enters(self, group: RequestGroup) -> None:
         """Notes that a new group waits."""
@@ -51,22 +49,22 @@ class ProgressNotices:
 
     def passed(self) -> None:
         """Notes that a planning pass is over: new groups that could be admitted have been."""
-        self._pending.update(self._newcomers)
+        self.pending.update(self._newcomers)
         self._newcomers.clear()
 
     def stops(self, group: RequestGroup, kind: NoticeKind) -> None:
         """Notes that a group has lost its blocks."""
-        self._pending[group] = kind
+        self.pending[group] = kind
 
     def runs(self, group: RequestGroup) -> None:
         """Notes that a group has been given its blocks."""
         self._newcomers.pop(group, None)
         if group in self._sent:
-            self._pending[group] = NoticeKind.RESUMED
+            self.pending[group] = NoticeKind.RESUMED
 
     def forget(self, group: RequestGroup) -> None:
         """Drops all notes about a group that is no longer held."""
-        for groups in (self._newcomers, self._pending, self._sent):
+        for groups in (self._newcomers, self.pending, self._sent):
             groups.pop(group, None)
 
     def follow(self, waiting: Iterable[RequestGroup], now: float) -> None:
@@ -78,11 +76,11 @@ class ProgressNotices:
             last = self._sent.get(group)
             if last is None or (last.position != position and now - last.at >= _INTERVAL_S):
                 self._newcomers.pop(group, None)
-                self._pending.setdefault(group, NoticeKind.QUEUED)
+                self.pending.setdefault(group, NoticeKind.QUEUED)
 
     def take(self, positions: Positions, now: float) -> dict[int, list[Notice]]:
         """Returns the notices that are due, by frontend id, and forgets them."""
-        pending, self._pending = self._pending, {}
+        pending, self.pending = self.pending, {}
         stopped = [group for group, kind in pending.items() if kind is not NoticeKind.RESUMED]
         places = dict(zip(stopped, positions(stopped), strict=True))
         notices: dict[int, list[Notice]] = {}
@@ -213,9 +211,8 @@ class RequestTable:
 
     def send_notices(self, now: float) -> None:
         """Sends frontends what has happened to their requests since the last call."""
-        if len(self.notices):
-            for frontend_id, notices in self.notices.take(self._positions, now).items():
-                self._outbox.to_frontend(frontend_id, Notices(self._outbox.epoch, notices))
+        for frontend_id, notices in self.notices.take(self._positions, now).items():
+            self._outbox.to_frontend(frontend_id, Notices(self._outbox.epoch, notices))
 
     def _positions(self, groups: list[RequestGroup]) -> list[int]:
         """Returns each group's position, from 1 on, in the queue where it waits or is swapped out."""

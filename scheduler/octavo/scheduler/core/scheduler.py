@@ -170,14 +170,21 @@ class Scheduler:
 
     def schedule(self, now: float) -> list[Effect]:
         """Plans a step for every replica that can take one, and admits waiting requests to these steps."""
-        self._reject_overdue(now)
+        if overdue := self.request_table.queue_times.overdue(now):
+            self._reject(overdue, now)
         isolation.arrange(self.state)
-        head = next(self.waiting.candidates(1, self.replica_table.can_hold), None)
-        ready = [replica for replica in self.replicas.values() if replica.may_plan]
-        # Where no group waits, an idle replica has nothing to plan.
-        stepping = ready if head is not None else [replica for replica in ready if replica.has_work]
-        builders = [builder for replica in stepping if (builder := self._builder(replica, head, now))]
-        while admission := next_admission(self.waiting, builders, self.replica_table, self.policy, self.config, now):
+        waiting, any_idle = self.request_table.waiting, False
+        builders: list[StepBuilder] = []
+        head = next(waiting.candidates(1, self.replica_table.can_hold), None) if waiting else None
+        for replica in self.replicas.values():
+            if not replica.may_plan:
+                continue
+            # Where no group waits, an idle replica has nothing to plan.
+            if head is None and not replica.has_work:
+                any_idle = True
+            elif builder := self._builder(replica, head, now):
+                builders.append(builder)
+        while admission := next_admission(waiting, builders, self.replica_table, self.policy, self.config, now):
             group, builder = admission
             # What is known to be on another replica comes before what a disk may have.
             if not (self.state.prefix_copies.fetch(group, builder.replica, now) or builder.replica.fetch(group)):
@@ -186,7 +193,7 @@ class Scheduler:
             if self.policy.end(builder):
                 self._send(builder, now)
             self._requeue_preempted(builder)
-        if builders or len(stepping) < len(ready) or not self.replicas:
+        if builders or any_idle or not self.replicas:
             self.request_table.notices.passed()
         return self._take_effects(now)
 
@@ -231,13 +238,12 @@ class Scheduler:
 
     # -- steps ------------------------------------------------------------------------------------------------------
 
-    def _reject_overdue(self, now: float) -> None:
+    def _reject(self, overdue: list[RequestGroup], now: float) -> None:
         """Rejects requests that have waited too long, before anything is admitted, so that no step computes them."""
-        if overdue := self.request_table.queue_times.overdue(now):
-            positions = self.waiting.positions(overdue)
-            for group, position in zip(overdue, positions, strict=True):
-                detail = describe_wait(group, position, self.replicas.values(), now)
-                self.request_table.reject(group, RejectReason.QUEUE_TIMEOUT, detail)
+        positions = self.waiting.positions(overdue)
+        for group, position in zip(overdue, positions, strict=True):
+            detail = describe_wait(group, position, self.replicas.values(), now)
+            self.request_table.reject(group, RejectReason.QUEUE_TIMEOUT, detail)
 
     def _builder(self, replica: Replica, head: RequestGroup | None, now: float) -> StepBuilder | None:
         """Begins a step of a replica that may plan; returns None if it has to wait for an outstanding answer."""
@@ -247,7 +253,7 @@ class Scheduler:
         builder = empty_step(self.state, replica)
         if self.state.speculation.serves(replica):
             builder.speculation = self.state.speculation
-        if suspect := isolation.comer(self.state, replica):
+        if replica.suspect is not None and (suspect := isolation.comer(self.state, replica)):
             if replica.outstanding:
                 return None
             self._admit(suspect, builder, now)
@@ -271,7 +277,7 @@ class Scheduler:
         if plan is not None:
             self._outbox.to_replica(builder.replica.replica_id, plan)
             served = (*builder.samplers, *builder.beams)
-            self.waiting.charge_each(group for group, _ in served if isinstance(group, RequestGroup))
+            self.request_table.waiting.charge_each(group for group, _ in served if isinstance(group, RequestGroup))
             for group, _ in served:
                 if group.grammar is not None and isinstance(group, RequestGroup):
                     self.waiting.charge(group, grammar_time.tokens_worth(group.grammar, builder.replica))
@@ -294,5 +300,6 @@ class Scheduler:
             self.request_table.notices.runs(group)
 
     def _take_effects(self, now: float) -> list[Effect]:
-        self.request_table.send_notices(now)
+        if self.request_table.notices.pending:
+            self.request_table.send_notices(now)
         return self._outbox.take()

@@ -15,9 +15,10 @@ MAX_NON_FINITE = 3
 NON_FINITE_WINDOW_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, which would set each field of each step by a call.
+@dataclass(slots=True, eq=False)
 class OutstandingStep:
-    """A plan that has been sent and whose result is not back."""
+    """A plan that has been sent and whose result is not back; it does not change."""
 
     step_id: int
     # Groups that compute in the step, once for each of their sequences that does; and groups whose blocks it swaps out.

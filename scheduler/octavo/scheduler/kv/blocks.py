@@ -190,7 +190,8 @@ class CachedBlocks:
         """Frees the blocks that were parked for this step; the content it wrote is relied on only if it is `valid`.
         Returns the blocks that it has filled, or was to."""
         filled = self.cache.step_answered(step_id, valid=valid)
-        self.release(self.parked.pop(step_id, []))
+        if (parked := self.parked.pop(step_id, None)) is not None:
+            self.release(parked)
         return filled
 
     @property

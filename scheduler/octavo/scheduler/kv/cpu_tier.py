@@ -55,6 +55,8 @@ class CPUTier:
 
         Where CPU memory has no room for all, what was used last stays.
         """
+        if not (self._device.evicted or self._loads or self.held):
+            return [], []
         stored: list[BlockMove] = []
         evicted, self._device.evicted = self._device.evicted, []
         room = self._cpu.pool.num_free

@@ -188,6 +188,8 @@ class PrefixCache:
 
     def step_answered(self, step_id: int, *, valid: bool) -> list[int]:
         """Confirms the entries of a step, or takes them out; returns their blocks."""
+        if not self._filled_by:
+            return []
         block_ids = [block_id for block_id, (filler, _) in self._filled_by.items() if filler == step_id]
         for block_id in block_ids:
             if not valid:

@@ -25,7 +25,7 @@ def arrange(state: SchedulerState) -> None:
     for replica in state.replicas:
         if replica.suspect is not None and not _goes_on(state, replica, replica.suspect):
             replica.isolate(None)
-    if found := upcoming(state):
+    if state.requests.suspects.accuses_any and (found := upcoming(state)):
         suspect, home = found
         home.isolate(suspect)
         state.requests.suspects.goes_to(suspect, home.hello.worker_id)

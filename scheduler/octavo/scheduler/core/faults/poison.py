@@ -162,6 +162,11 @@ class PoisonDetector:
     def __iter__(self) -> Iterator[RequestGroup]:
         return (group for group in self._records if group in self)
 
+    @property
+    def accuses_any(self) -> bool:
+        """Tells whether any group is accused of a death: there are no suspects before."""
+        return bool(self._records)
+
     def awaits_word(self, group: RequestGroup) -> bool:
         """Tells whether the group's guilt depends on how workers died and that is not known yet."""
         deaths = self.deaths(group)

@@ -343,8 +343,13 @@ class StepBuilder:
         if not self.work and not self.swap_out and disk_moves is None:
             return None
         stored, loaded = replica.kv.tier_moves(self.step_id)
-        drafts = {sequence.placement.sequence_id: draft for _, sequence, draft in self.drafts}
-        pending = [(owner, remap) for owner, remap in told.remaps if _is_current(replica, owner, remap)]
+        # What most steps lack costs them a look, and no walk over nothing.
+        drafts = {sequence.placement.sequence_id: draft for _, sequence, draft in self.drafts} if self.drafts else {}
+        remaps, changed = self.remaps, self.admitted
+        if told.remaps:
+            pending = [(owner, remap) for owner, remap in told.remaps if _is_current(replica, owner, remap)]
+            remaps = [remap for _, remap in pending] + remaps
+            changed = [owner for owner, _ in pending] + changed
         plan = StepPlan(
             epoch=epoch,
             incarnation=replica.replica_id,
@@ -354,13 +359,12 @@ class StepBuilder:
             moves=BlockMoves(self.swap_out + stored, self.swap_in + loaded, self.copies),
             starts=self.starts,
             forks=self.forks,
-            remaps=[remap for _, remap in pending] + self.remaps,
+            remaps=remaps,
             work=self.work,
-            drafts=[SequenceDraft(sequence_id, draft.token_ids) for sequence_id, draft in drafts.items()],
-            proposals=[Proposal(sequence_id, count) for sequence_id, count in self.proposals.items()],
+            drafts=[SequenceDraft(each, draft.token_ids) for each, draft in drafts.items()] if drafts else [],
+            proposals=[Proposal(*each) for each in self.proposals.items()] if self.proposals else [],
             disk=disk_moves,
         )
-        changed = [owner for owner, _ in pending] + self.admitted
         step = OutstandingStep(
             self.step_id,
             self.groups,

@@ -94,15 +94,20 @@ def answers(step: OutstandingStep, result: StepResult) -> bool:
     most as many guesses; of others at most that they failed."""
     if result.outcome is not StepOutcome.DONE:
         return True
-    asked = [sequence.placement.sequence_id for _, sequence in _unfailed(step.samplers, result)]
-    wanted = [sequence.placement.sequence_id for _, sequence in _unfailed(step.beams, result)]
+    samplers = _unfailed(step.samplers, result) if result.failed else step.samplers
+    asked = [sequence.placement.sequence_id for _, sequence in samplers]
     return (
         [sampled.sequence_id for sampled in result.sampled] == asked
-        and [candidates.sequence_id for candidates in result.candidates] == wanted
+        and (not (step.beams or result.candidates) or _are_of_beams(step, result))
         and (not result.failed or _are_members(step, result.failed))
         and (not result.further or _continue_drafts(step, result))
         and (not result.proposed or _are_asked(step, result))
     )
+
+
+def _are_of_beams(step: OutstandingStep, result: StepResult) -> bool:
+    wanted = [sequence.placement.sequence_id for _, sequence in _unfailed(step.beams, result)]
+    return [candidates.sequence_id for candidates in result.candidates] == wanted
 
 
 def _continue_drafts(step: OutstandingStep, result: StepResult) -> bool:
@@ -167,8 +172,6 @@ def separate(replica: Replica, step: OutstandingStep, failed: list[SequenceFailu
     """
     ended: dict[SequenceGroup, SequenceFailure] = {}
     victims: dict[SequenceGroup, SequenceFailure] = {}
-    if not failed:
-        return Failures(ended, victims, [])
     members = _live_members(step)
     for failure in failed:
         group, sequence = members.get(failure.sequence_id, (None, None))
@@ -240,8 +243,9 @@ def accept(replica: Replica, step: OutstandingStep, result: StepResult) -> Outco
     # tokens may come of what was never computed.
     restarts = replica.restarts
     running = SequenceStatus.RUNNING
-    further = {each.sequence_id: each for each in result.further}
-    for (group, sequence), sampled in zip(_unfailed(step.samplers, result), result.sampled, strict=True):
+    further = {each.sequence_id: each for each in result.further} if result.further else {}
+    samplers = _unfailed(step.samplers, result) if result.failed else step.samplers
+    for (group, sequence), sampled in zip(samplers, result.sampled, strict=True):
         if sequence.status is running and group not in restarts:
             _append_sampled(replica, group, sequence, sampled, further, outcome)
     if result.proposed:
@@ -251,9 +255,10 @@ def accept(replica: Replica, step: OutstandingStep, result: StepResult) -> Outco
             for group, sequence in step.samplers
             if sequence.status is running and group not in restarts and sequence.placement.sequence_id in proposed
         ]
-    for (group, beam), candidates in zip(_unfailed(step.beams, result), result.candidates, strict=True):
-        if beam.status is running and group not in restarts:
-            _take_candidates(replica, group, beam, candidates, outcome)
+    if step.beams:
+        for (group, beam), candidates in zip(_unfailed(step.beams, result), result.candidates, strict=True):
+            if beam.status is running and group not in restarts:
+                _take_candidates(replica, group, beam, candidates, outcome)
     return outcome
 
 

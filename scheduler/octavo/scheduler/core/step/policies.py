@@ -62,9 +62,12 @@ def _begin_chunked(builder: StepBuilder, head: SequenceGroup | None, now: float)
     found = running.runnable(builder.replica)
     if not running.decode(builder, found, head):
         return False
-    running.continue_prefills(builder, found.prefilling)
-    running.start_prefixes(builder)
-    running.resume_swapped(builder)
+    if found.prefilling:
+        running.continue_prefills(builder, found.prefilling)
+    if builder.replica.prefixes.to_compute:
+        running.start_prefixes(builder)
+    if builder.replica.swapped:
+        running.resume_swapped(builder)
     return True
 
 

@@ -18,19 +18,22 @@ from octavo.wire.steps import FailureReason, StepOutcome, StepResult
 
 def take(state: SchedulerState, replica: Replica, result: StepResult, now: float) -> None:
     """Books the result of a step; a replica that answers a step it was not asked for is lost."""
-    step = replica.outstanding[0] if replica.outstanding else None
+    outstanding = replica.outstanding
+    step = outstanding[0] if outstanding else None
     if step is None or step.step_id != result.step_id or not results.answers(step, result):
         reason = f"answered step {result.step_id}, which it was not asked"
         workers.lose(state, replica.replica_id, LossCause.CONFUSED, reason, now)
         return
     done = result.outcome is StepOutcome.DONE
-    failures = results.separate(replica, step, result.failed)
+    failures = results.separate(replica, step, result.failed) if result.failed else None
     seconds = replica.answered(step, result, now)
     if done:
         state.requests.suspects.computed(step)
         state.observer.step(step.num_tokens, num_sampled(result), len(step.groups), seconds)
-        is_non_finite = results.is_non_finite(replica, step, failures)
-        _end_failed(state, replica, failures, is_non_finite=is_non_finite)
+        is_non_finite = False
+        if failures is not None:
+            is_non_finite = results.is_non_finite(replica, step, failures)
+            _end_failed(state, replica, failures, is_non_finite=is_non_finite)
         _book(state, replica, results.accept(replica, step, result))
         if is_non_finite and replica.steps.was_non_finite(now):
             reason = f"gave nothing finite to any request of {MAX_NON_FINITE} steps within {NON_FINITE_WINDOW_S:g} s"
@@ -38,7 +41,7 @@ def take(state: SchedulerState, replica: Replica, result: StepResult, now: float
             return
     else:
         _fail_step(replica, step, result)
-    if replica.restarts and not replica.outstanding:
+    if replica.restarts and not outstanding:
         _restart(state, replica)
 
 
