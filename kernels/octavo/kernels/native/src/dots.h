@@ -60,12 +60,11 @@ OCTAVO_INLINE u8xr looked_up(const uint8_t* table, u8xr indices) {
 
 // What is added to `sum` until here is added before what follows: compilers would take all products first, where they may
 // change the order, and sixteen registers do not hold them.
-template <typename Lanes>
-OCTAVO_INLINE void in_turn([[maybe_unused]] Lanes& sum) {
-#if defined(__AVX2__) && !defined(__AVX512F__)
-  asm("" : "+x"(sum));
+#if defined(__AVX512F__)
+#define OCTAVO_IN_TURN(sum)
+#else
+#define OCTAVO_IN_TURN(sum) asm("" : "+x"(sum))
 #endif
-}
 
 // One row's sums over the steps of a group or of half of one. Codes have `bits` bits; of 8 they stand for 128 less, so
 // that instructions for signed ones serve. Otherwise sums begin with what their offset takes away, or, `kStartsLast`, end
@@ -127,7 +126,7 @@ struct Dots {
     } else {
       part = part + pairs(codes, x);
     }
-    in_turn(part);
+    OCTAVO_IN_TURN(part);
   }
   OCTAVO_INLINE i32xr end() const { return total + pairs_added(part); }
 };
@@ -162,7 +161,7 @@ struct Dots<8> {
     x = (i8xr)_mm256_sign_epi8((__m256i)x, (__m256i)codes.values);
 #endif
     total = total + pairs_added(pairs(codes.sizes, x));
-    in_turn(total);
+    OCTAVO_IN_TURN(total);
   }
   OCTAVO_INLINE i32xr end() const { return total; }
 };
