@@ -3,7 +3,7 @@
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,13 +22,15 @@ TRANSFER = re.compile(r"(\(%r[sb]p[,)].*%[xyz]mm|%[xyz]mm\d+,.*\(%r[sb]p[,)]|\bq
 BRANCH = re.compile(r"(?:j\w+|b\.\w+|b|cbn?z|tbn?z)\s+(?:\w+, )*(?:#\d+, )?([0-9a-f]+)\b")
 
 
-def inner_loops(objdump: str, path: Path, variant: str) -> Iterator[tuple[str, list[str]]]:
-    """Each function of `LOOPS` with each of its loops that holds no other and multiplies."""
+def inner_loops(
+    objdump: str, path: Path, variant: str, names: Sequence[str] = LOOPS
+) -> Iterator[tuple[str, list[str]]]:
+    """Each function of `names` with each of its loops that holds no other and multiplies."""
     command = [objdump, "-d", "-C", "--no-show-raw-insn", str(path)]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     for function in text.split("\n\n"):
         head, *lines = function.strip().split("\n")
-        if not re.search(rf"<.*octavo::{variant}::({'|'.join(LOOPS)})<", head):
+        if not re.search(rf"<.*octavo::{variant}::({'|'.join(names)})[<(]", head):
             continue
         code = [(int(address, 16), text.strip()) for line in lines for address, _, text in [line.partition(":\t")]]
         places = {address: place for place, (address, _) in enumerate(code)}
@@ -44,24 +46,46 @@ def inner_loops(objdump: str, path: Path, variant: str) -> Iterator[tuple[str, l
                     yield head, loop
 
 
+def transfers(loop: list[str]) -> list[str]:
+    return [text for text in loop if TRANSFER.search(text) and "broadcast" not in text]
+
+
 def check_loops(objdump: str, path: Path, variant: str) -> None:
     loops = list(inner_loops(objdump, path, variant))
     # Two types, several numbers of rows, and each kind of loop.
     assert loops
     assert all(any(f"::{name}<" in head for head, _ in loops) for name in LOOPS)
     for head, loop in loops:
-        transfers = [text for text in loop if TRANSFER.search(text) and "broadcast" not in text]
-        assert len(transfers) <= MOST_TRANSFERS, (head, transfers)
+        assert len(transfers(loop)) <= MOST_TRANSFERS, (head, transfers(loop))
         assert not any(text.startswith(("call", "bl ")) for text in loop), head
 
 
-def test_sums_of_256_bits_stay_in_registers() -> None:
+@pytest.fixture
+def objdump() -> str:
+    """The path of a program that shows what GCC has made of the kernels for x86-64."""
     loaded()
     if "avx2" not in build._variants() or b"GCC: (" not in LIBRARY.read_bytes():
         pytest.skip("no library for x86-64 that GCC has compiled")
-    if (objdump := shutil.which("objdump")) is None:
+    if (found := shutil.which("objdump")) is None:
         pytest.skip("there is no objdump")
+    return found
+
+
+def test_sums_of_256_bits_stay_in_registers(objdump: str) -> None:
     check_loops(objdump, LIBRARY, "avx2")
+
+
+def test_sums_of_products_of_codes_stay_in_registers(objdump: str) -> None:
+    names = [
+        rf"wide_tile<octavo::avx2_exact::WideCodes<{bits}, false>, {rows}>" for bits in (4, 8) for rows in (1, 2, 3, 4)
+    ]
+    loops = list(inner_loops(objdump, LIBRARY, "avx2_exact", names))
+    assert len(loops) == len(names)
+    for head, loop in loops:
+        products = sum("vpmaddubsw" in text for text in loop)
+        assert products >= 16, head
+        # Of the most rows some sums come and go once in a group.
+        assert len(transfers(loop)) <= products / 4, (head, transfers(loop))
 
 
 @pytest.fixture(scope="module")

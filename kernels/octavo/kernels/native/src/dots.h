@@ -58,8 +58,17 @@ OCTAVO_INLINE u8xr looked_up(const uint8_t* table, u8xr indices) {
 #endif
 }
 
+// What is added to `sum` until here is added before what follows: compilers would take all products first, where they may
+// change the order, and sixteen registers do not hold them.
+#if defined(__AVX512F__)
+#define OCTAVO_IN_TURN(sum)
+#else
+#define OCTAVO_IN_TURN(sum) asm("" : "+x"(sum))
+#endif
+
 // One row's sums over the steps of a group or of half of one. Codes have `bits` bits; of 8 they stand for 128 less, so
-// that instructions for signed ones serve. Otherwise sums begin with what their offset takes away.
+// that instructions for signed ones serve. Otherwise sums begin with what their offset takes away, or, `kStartsLast`, end
+// with it.
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 
 // Whether codes of any bits are multiplied by the same instructions.
@@ -67,7 +76,7 @@ constexpr bool kDotsAlike = true;
 
 template <int bits>
 struct Dots {
-  static constexpr bool kOffset = true;
+  static constexpr bool kOffset = true, kStartsLast = false;
   using Codes = u8xr;
   i32xr total;
 
@@ -99,7 +108,8 @@ OCTAVO_INLINE i32xr pairs_added(i16xr a) { return (i32xr)_mm256_madd_epi16((__m2
 
 template <int bits>
 struct Dots {
-  static constexpr bool kOffset = true;
+  // Sixteen registers hold these sums of pairs, and little else until the end.
+  static constexpr bool kOffset = true, kStartsLast = kRegisterLanes < kLanes;
   // Steps whose sums of pairs 16 bits hold.
   static constexpr int kHeld = 32767 / (((1 << bits) - 1) * 127 * 2);
   using Codes = u8xr;
@@ -116,6 +126,7 @@ struct Dots {
     } else {
       part = part + pairs(codes, x);
     }
+    OCTAVO_IN_TURN(part);
   }
   OCTAVO_INLINE i32xr end() const { return total + pairs_added(part); }
 };
@@ -123,7 +134,7 @@ struct Dots {
 // Codes may be too large for sums of two: their sign goes to the row's.
 template <>
 struct Dots<8> {
-  static constexpr bool kOffset = false;
+  static constexpr bool kOffset = false, kStartsLast = false;
   struct Codes {
     i8xr values;
     u8xr sizes;
@@ -150,6 +161,7 @@ struct Dots<8> {
     x = (i8xr)_mm256_sign_epi8((__m256i)x, (__m256i)codes.values);
 #endif
     total = total + pairs_added(pairs(codes.sizes, x));
+    OCTAVO_IN_TURN(total);
   }
   OCTAVO_INLINE i32xr end() const { return total; }
 };
@@ -184,7 +196,7 @@ OCTAVO_INLINE i32xr four_products(i8xr codes, i8xr x) {
 
 template <int bits>
 struct Dots {
-  static constexpr bool kOffset = bits < 8;
+  static constexpr bool kOffset = bits < 8, kStartsLast = false;
   using Codes = i8xr;
   i32xr total;
 

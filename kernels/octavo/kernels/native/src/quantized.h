@@ -267,11 +267,15 @@ OCTAVO_INLINE void add_steps(PanelSums<rows>& sums, int p, const uint8_t* group,
                              const f32xr (&scales)[kWidth], const RowsAt& x) {
   using Sum = typename F::Sum;
   Sum dots[kWidth][rows];
-  each<rows>(OCTAVO_EACH(r) {
+  // What the offset takes away from row r.
+  const auto start_of = [&](auto r) __attribute__((always_inline)) {
     const RowGroup& row = x.groups[r];
     int32_t begin = steps == kSteps ? row.start : first ? row.start - row.first_start : row.first_start;
     if (offset != kByteOffset) begin = begin / kByteOffset * offset;
-    const i32xr start = Sum::kOffset ? in_all_lanes(begin) : i32xr{};
+    return in_all_lanes(begin);
+  };
+  each<rows>(OCTAVO_EACH(r) {
+    const i32xr start = Sum::kOffset && !Sum::kStartsLast ? start_of(r) : i32xr{};
     each<kWidth>(OCTAVO_EACH(w) { dots[w][r].begin(start); });
   });
   each<steps>(OCTAVO_EACH(s) {
@@ -287,8 +291,10 @@ OCTAVO_INLINE void add_steps(PanelSums<rows>& sums, int p, const uint8_t* group,
   });
   each<rows>(OCTAVO_EACH(r) {
     const float scale = x.groups[r].scale;
+    const i32xr start = Sum::kStartsLast ? start_of(r) : i32xr{};
     each<kWidth>(OCTAVO_EACH(w) {
-      const f32xr sum = __builtin_convertvector(dots[w][r].end(), f32xr);
+      const i32xr dot = Sum::kStartsLast ? dots[w][r].end() + start : dots[w][r].end();
+      const f32xr sum = __builtin_convertvector(dot, f32xr);
       sums.set(p + w, r, sums.get(p + w, r) + (scales[w] * scale) * sum);
     });
   });
