@@ -11,6 +11,7 @@ from octavo.scheduler.core.speculation.asking import AskingPrices
 from octavo.scheduler.core.speculation.pricing import Prices
 from octavo.scheduler.core.steps_in_flight import NextPlan, OutstandingStep, ReplicaStats, StepsInFlight, StepSize
 from octavo.scheduler.kv.memory import KVMemory
+from octavo.wire.base import MAX_MESSAGE_BYTES
 from octavo.wire.requests import Prefix, RejectReason
 from octavo.wire.steps import BlockMove, Remap, StepOutcome, StepResult, WorkerHello
 
@@ -78,6 +79,10 @@ class ReplicaPrefixes:
     owed: dict[str, int] = field(default_factory=dict)
 
 
+# Of all outputs of a step: half of what a message holds.
+_MAX_OUTPUT_BYTES = MAX_MESSAGE_BYTES // 2
+
+
 def _order(group: SequenceGroup) -> tuple[float, int]:
     return group.order
 
@@ -113,15 +118,28 @@ class Replica:
     stats: ReplicaStats = field(default_factory=ReplicaStats)
 
     def __post_init__(self) -> None:
-        device = self.hello.device
+        device, pooling = self.hello.device, self.hello.model.pooling
         budget, max_seqs = self.config.token_budget(device), self.config.max_parallel_on(device)
-        self.size = StepSize(budget, max_seqs, min_tokens=self.hello.block_size)
+        min_tokens = self.hello.block_size
+        if self.computes_whole:
+            # The longest text must fit, however small steps have to become.
+            min_tokens = self.hello.model.max_model_len
+            budget = max(budget, min_tokens)
+        if pooling is not None:
+            # Outputs of all sequences travel in one message.
+            max_seqs = max(1, min(max_seqs, _MAX_OUTPUT_BYTES // (4 * pooling.num_outputs)))
+        self.size = StepSize(budget, max_seqs, min_tokens)
         self.prices = Prices(self.hello.costs.rows if self.hello.costs else [])
         self.asking = AskingPrices(self.hello.costs.proposals if self.hello.costs else [])
 
     @property
     def replica_id(self) -> int:
         return self.hello.incarnation
+
+    @property
+    def computes_whole(self) -> bool:
+        """Tells whether nothing is kept between steps, so that each group's tokens are computed in one."""
+        return not self.hello.kv_groups
 
     @property
     def outstanding(self) -> deque[OutstandingStep]:
