@@ -275,7 +275,7 @@ class Scheduler:
             self._outbox.to_replica(builder.replica.replica_id, plan)
             if plan.disk is not None:
                 self._observer.stored(len(plan.disk.store))
-            served = (*builder.samplers, *builder.beams)
+            served = (*builder.samplers, *builder.beams, *builder.pooled)
             self.waiting.charge_each(group for group, _ in served if isinstance(group, RequestGroup))
             for group, _ in served:
                 if group.grammar is not None and isinstance(group, RequestGroup):
