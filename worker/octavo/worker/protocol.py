@@ -387,4 +387,5 @@ def _result(
         detail,
         output.further,
         output.proposed,
+        output.pooled,
     )

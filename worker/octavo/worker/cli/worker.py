@@ -185,7 +185,7 @@ def _measured_costs(runner: Runner, config: WorkerConfig) -> StepCosts | None:
         from octavo.worker.fake.runner import FAKE_COSTS
 
         return FAKE_COSTS
-    if not config.calibrate:
+    if not config.calibrate or not runner.kv_groups:
         return None
     from octavo.worker.calibrate.calibrate import calibrate
 
