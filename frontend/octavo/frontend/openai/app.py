@@ -14,7 +14,9 @@ from octavo.frontend.http.errors import error_response
 from octavo.frontend.openai import other_routes, responses
 from octavo.frontend.openai.chat_completions import chat_completions
 from octavo.frontend.openai.completions import completions
+from octavo.frontend.openai.embeddings import embeddings
 from octavo.frontend.openai.endpoint import Api, Handler, route
+from octavo.frontend.openai.scores import classify, rerank, score
 from octavo.frontend.page import routes as page
 from octavo.frontend.stream.generation import Generation
 
@@ -22,6 +24,14 @@ from octavo.frontend.stream.generation import Generation
 _ROUTES: Final[dict[tuple[str, str], Handler]] = {
     ("POST", "/v1/chat/completions"): chat_completions,
     ("POST", "/v1/completions"): completions,
+    ("POST", "/v1/embeddings"): embeddings,
+    ("POST", "/v1/score"): score,
+    ("POST", "/score"): score,
+    ("POST", "/v1/rerank"): rerank,
+    ("POST", "/v2/rerank"): rerank,
+    ("POST", "/rerank"): rerank,
+    ("POST", "/v1/classify"): classify,
+    ("POST", "/classify"): classify,
     ("GET", "/v1/models"): other_routes.list_models,
     ("GET", "/v1/models/{name:path}"): other_routes.get_model,
     ("POST", "/tokenize"): other_routes.tokenize,
