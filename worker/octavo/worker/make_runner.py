@@ -13,6 +13,7 @@ from octavo.runtime.models.directory import ModelDirectoryError, model_name, res
 from octavo.worker.config import WorkerConfig
 from octavo.worker.health import Liveness
 from octavo.worker.model_settings import DEFAULT_FAKE_BLOCKS
+from octavo.worker.pooling.families import is_encoder
 from octavo.worker.process import available_cores
 from octavo.worker.runner import DeviceLostError, Runner
 
@@ -118,8 +119,8 @@ def _make_runner(config: WorkerConfig, **shared: Any) -> Runner:
     try:
         draft = resolve_model(config.draft_model, config.load_format) if config.draft_model else None
         directory = resolve_model(config.model, config.load_format)
-        if config.device != "fake" and _is_encoder(directory):
-            make = _make_encoder_runner
+        if is_encoder(directory):
+            make = _make_fake_encoder if config.device == "fake" else _make_encoder_runner
         runner = make(config, directory, draft)
         _check_context_room(runner, config)
     except (ModelDirectoryError, ContextRoomError) as error:
@@ -161,10 +162,17 @@ def _make_fake_runner(config: WorkerConfig, directory: Path, draft: Path | None)
     return runner
 
 
-def _is_encoder(directory: Path) -> bool:
-    from octavo.worker.models.encoders.config import is_encoder
+def _make_fake_encoder(config: WorkerConfig, directory: Path, draft: Path | None) -> Runner:
+    from octavo.worker.fake.encoder import FakeEncoderRunner
 
-    return is_encoder(directory)
+    return FakeEncoderRunner(
+        directory,
+        block_size=config.block_size,
+        max_model_len=config.max_model_len,
+        step_ms=config.fake_step_ms,
+        load_format=config.load_format,
+        faults=config.fake_faults,
+    )
 
 
 def _make_encoder_runner(config: WorkerConfig, directory: Path, draft: Path | None) -> Runner:

@@ -78,7 +78,7 @@ def _check_dimensions(dimensions: int | None, most: int) -> None:
         raise bad_parameter("dimensions", dimensions, f"the model's vectors have {most}, and may be cut to 1 or more")
 
 
-# -- what all calls for outputs share -----------------------------------------------------------------------------------
+# -- what all calls for outputs share ---------------------------------------------------------------------------
 
 
 def read_inputs(field: str, raw: Raw) -> list[Input]:

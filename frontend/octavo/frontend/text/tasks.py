@@ -73,8 +73,8 @@ VOCABULARY_S: Final = 60.0
 
 
 class TokenIds(msgspec.Struct, frozen=True, tag=True):
-    """Answers `EncodeText`, `EncodeChat` and `EncodeWhole`. The second text of a pair begins at `pair_start`; 0 if there
-    is none, or the model does not tell them apart."""
+    """Answers `EncodeText`, `EncodeChat` and `EncodeWhole`. The second text of a pair begins at `pair_start`; that is 0
+    if there is none, or the model does not tell them apart."""
 
     token_ids: list[int]
     pair_start: int = 0

@@ -41,9 +41,9 @@ class KVCacheManager:
     holds the block tables of the sequences with KV on one replica, and the prefix cache over all its blocks.
 
     `windows`: one per KV group, in tokens, 0 for none; where no KV is kept there is no group, and tables are empty.
-    `watermark`: the share of all blocks that must be left free when a group starts beside others. The `census` counts what the prefix cache holds on the device. With `cpu_tier` what
-    device blocks held that are taken goes on in CPU blocks that no swapped group needs; with a `disk` behind these it
-    is kept there too, and comes back.
+    `watermark`: the share of all blocks that must be left free when a group starts beside others. The `census` counts
+    what the prefix cache holds on the device. With `cpu_tier` what device blocks held that are taken goes on in CPU
+    blocks that no swapped group needs; with a `disk` behind these it is kept there too, and comes back.
 
     A block enters the prefix cache as soon as a plan fills it, before the step is answered: a replica runs its plans in
     order, and writes a step's KV before it reads any, so a sequence that shares the block finds it filled. If the step

@@ -114,11 +114,6 @@ def _take_dense(
     return Dense(source.take(f"{name}.weight", shape).float(), bias, activate)
 
 
-def is_classifier(file: EncoderFile) -> bool:
-    """Tells whether config.json is that of a model with a head for classes."""
-    return any(name.endswith("ForSequenceClassification") for name in file.architectures)
-
-
 def num_labels(file: EncoderFile) -> int:
     """Returns the number of classes; transformers' own where config.json says nothing."""
     return len(file.id2label) if file.id2label else file.num_labels or 2

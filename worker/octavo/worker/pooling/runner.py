@@ -20,7 +20,8 @@ from octavo.worker.models.config_file import ModelConfigError
 from octavo.worker.models.encoders.compiled import CompiledEncoder, compiled_encoder
 from octavo.worker.models.encoders.config import encoder_config, read_file
 from octavo.worker.models.encoders.encoder import EncoderModel, TextBatch
-from octavo.worker.pooling.heads import EmbeddingHead, Head, classifier_head, is_classifier
+from octavo.worker.pooling.families import has_classes
+from octavo.worker.pooling.heads import EmbeddingHead, Head, classifier_head
 from octavo.worker.pooling.sentence_files import read_pooling
 from octavo.worker.runner import BlockContents, DoneStep, StepOutput
 from octavo.worker.sequences import WorkItem
@@ -58,7 +59,7 @@ class EncoderRunner:
         file = read_file(directory)
         source = open_weights(directory, settings.load_format)
         dtype = _DTYPES[settings.dtype]
-        classifies = is_classifier(file)
+        classifies = has_classes(file.architectures)
         with torch.inference_mode():
             config = encoder_config(file)
             pooling = None if classifies else read_pooling(directory)

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any
 
 import msgspec
@@ -10,6 +9,7 @@ import msgspec
 from octavo.worker.models.config_file import MAX_LAYERS, ModelConfigError, UnsupportedSetting
 from octavo.worker.models.linear import ACTIVATIONS
 from octavo.worker.models.rotary import RotaryConfig
+from octavo.worker.pooling.families import FAMILIES
 
 _Count = Annotated[int, msgspec.Meta(ge=1, le=(1 << 31) - 1)]
 _GLOBAL_THETA, _LOCAL_THETA = 160_000.0, 10_000.0
@@ -141,22 +141,6 @@ class EncoderConfig:
     def num_positions(self) -> int:
         """Returns how many positions are embedded, those before the first one too."""
         return self.first_position + self.max_model_len
-
-
-# The families by their model types, with the number of the first position where padding takes those before it.
-FAMILIES = MappingProxyType(
-    {"bert": "bert", "roberta": "roberta", "xlm-roberta": "roberta", "modernbert": "modernbert"}
-)
-
-
-def is_encoder(directory: Path) -> bool:
-    """Tells whether the model in `directory` is an encoder of a family that is computed here."""
-    try:
-        content = msgspec.json.decode((directory / "config.json").read_bytes())
-    except (OSError, msgspec.DecodeError):
-        # Whatever loads the model says what is wrong.
-        return False
-    return isinstance(content, dict) and content.get("model_type") in FAMILIES and not content.get("is_decoder")
 
 
 def read_file(directory: Path) -> EncoderFile:
