@@ -19,7 +19,7 @@ from octavo.frontend.openai.body import UNREADABLE, given, read_call, unknown_fi
 from octavo.frontend.openai.endpoint import Api, caller_of, fresh_id, origin_of
 from octavo.frontend.openai.sampling import seconds
 from octavo.frontend.openai.schemas import POOLING_UNSUPPORTED, EmbeddingBody, PoolingBody
-from octavo.frontend.request.pooling import PoolingRequest, check_inputs, numbers_of, shortened
+from octavo.frontend.request.pooling import PoolingRequest, check_dimensions, check_inputs, numbers_of, shortened
 from octavo.frontend.stream.pooling import Output, outputs
 from octavo.frontend.stream.preparation import check_task
 from octavo.wire.pooling import PoolingTask
@@ -44,7 +44,8 @@ async def embeddings(api: Api, request: Request) -> Response:
     pooling = api.generation.pooling_model
     if pooling is not None:
         check_task(pooling, PoolingTask.EMBED, api.generation.model_name)
-        _check_dimensions(body.dimensions, pooling.num_outputs)
+        if body.dimensions is not None:
+            check_dimensions(body.dimensions, pooling.num_outputs)
     prompt = api.generation.pooling_defaults.prompt(body.prompt_name)
     asked = [asked_of(api, request, body, each, PoolingTask.EMBED, prompt=prompt) for each in inputs]
     found = await run(api, request, asked, body)
@@ -54,8 +55,8 @@ async def embeddings(api: Api, request: Request) -> Response:
         if index % 64 == 63:
             await asyncio.sleep(0)
         vector = numbers_of(output.values)
-        _check_dimensions(body.dimensions, len(vector))
-        if body.dimensions is not None and body.dimensions < len(vector):
+        if body.dimensions is not None:
+            check_dimensions(body.dimensions, len(vector))
             vector = shortened(vector, body.dimensions)
         data.append({"object": "embedding", "index": index, "embedding": _written(vector, body.encoding_format)})
     answer = {
@@ -71,11 +72,6 @@ async def embeddings(api: Api, request: Request) -> Response:
 
 def _written(vector: "array[float]", form: str | None) -> str | list[float]:
     return base64.b64encode(vector.tobytes()).decode() if form == "base64" else vector.tolist()
-
-
-def _check_dimensions(dimensions: int | None, most: int) -> None:
-    if dimensions is not None and not 1 <= dimensions <= most:
-        raise bad_parameter("dimensions", dimensions, f"the model's vectors have {most}, and may be cut to 1 or more")
 
 
 # -- what all calls for outputs share ---------------------------------------------------------------------------

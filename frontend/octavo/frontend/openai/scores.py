@@ -2,7 +2,7 @@
 
 import asyncio
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -138,7 +138,7 @@ async def _scores(
             f"the model {api.generation.model_name} scores {pooling.num_outputs} classes, and a pair needs a model of"
             " one; use /classify",
         )
-    pairs = zip(first * len(second) if len(first) == 1 else first, second, strict=True)
+    pairs = zip([first[0]] * len(second) if len(first) == 1 else first, second, strict=True)
     asked = [asked_of(api, request, body, one, task, pair=other) for one, other in pairs]
     found = await run(api, request, asked, body)
     return [_activated(api, numbers_of(output.values), activates=activates)[0] for output in found], found
@@ -163,7 +163,7 @@ async def _angles(
     return scores, found
 
 
-_ACTIVATIONS: Final = {
+_ACTIVATIONS: Final[dict[Activation, Callable[[Sequence[float]], list[float]]]] = {
     Activation.NONE: list,
     Activation.SIGMOID: lambda scores: [sigmoid(each) for each in scores],
     Activation.SOFTMAX: softmax,
@@ -174,5 +174,4 @@ def _activated(api: Api, scores: "array[float]", *, activates: bool) -> list[flo
     """Returns the probabilities that the model's files say its scores stand for, or with no activation the scores."""
     defaults = api.generation.pooling_defaults
     activation = defaults.activation if len(scores) == 1 else defaults.activation_of_many
-    probabilities: list[float] = _ACTIVATIONS[activation if activates else Activation.NONE](scores)
-    return probabilities
+    return _ACTIVATIONS[activation if activates else Activation.NONE](scores)

@@ -79,6 +79,13 @@ def check_inputs(field: str, count: int) -> None:
         raise bad_parameter(field, f"a list of {count}", rule)
 
 
+def check_dimensions(dimensions: int, most: int | None) -> None:
+    """Raises `InvalidRequest` for vectors of more numbers than the model has, `most`, or of none."""
+    if dimensions < 1 or (most is not None and dimensions > most):
+        rule = f"the model's vectors have {most or 'more'}, and may be cut to 1 or more"
+        raise bad_parameter("dimensions", dimensions, rule)
+
+
 # -- numbers ------------------------------------------------------------------------------------------------------
 
 

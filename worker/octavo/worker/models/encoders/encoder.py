@@ -126,7 +126,7 @@ class EncoderModel:
 
     def _attend(self, layer: EncoderLayer, hidden: Tensor, batch: TextBatch) -> Tensor:
         heads, dim = self.config.num_heads, self.config.head_dim
-        query_key, value = layer.qkv(hidden).view(len(hidden), 3 * heads, dim).split((2 * heads, heads), dim=1)
+        query_key, value = layer.qkv(hidden).view(len(hidden), 3 * heads, dim).tensor_split([2 * heads], dim=1)
         if layer.rotary is not None:
             query_key = rotate(query_key, self.tables[layer.rotary].at(batch.positions, hidden.dtype))
         query, key = query_key.chunk(2, dim=1)
