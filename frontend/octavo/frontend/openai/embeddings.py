@@ -133,7 +133,8 @@ def asked_of(
         add_special_tokens=body.add_special_tokens is not False,
         model=body.model or "",
         tenant=origin["tenant"],
-        priority=body.priority or 0,
+        # vLLM counts the other way.
+        priority=-(body.priority or 0),
         salt=body.cache_salt or "",
         max_queue_s=seconds("max_queue_time", body.max_queue_time),
         traceparent=origin["traceparent"],
