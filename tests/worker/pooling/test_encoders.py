@@ -20,7 +20,7 @@ from octavo.wire.steps import BlockMove, BlockMoves, FailureReason
 from octavo.worker.model_settings import ModelSettings
 from octavo.worker.models.config_file import ModelConfigError, UnsupportedSetting
 from octavo.worker.models.encoders import compiled
-from octavo.worker.pooling.families import is_encoder
+from octavo.worker.models.encoders.families import is_encoder
 from octavo.worker.pooling.runner import EncoderRunner
 from octavo.worker.sequences import WorkerSequence, WorkItem
 

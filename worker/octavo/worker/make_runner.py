@@ -13,7 +13,7 @@ from octavo.runtime.models.directory import ModelDirectoryError, model_name, res
 from octavo.worker.config import WorkerConfig
 from octavo.worker.health import Liveness
 from octavo.worker.model_settings import DEFAULT_FAKE_BLOCKS
-from octavo.worker.pooling.families import is_encoder
+from octavo.worker.models.encoders.families import is_encoder
 from octavo.worker.process import available_cores
 from octavo.worker.runner import DeviceLostError, Runner
 

@@ -362,17 +362,14 @@ class Preparation:
         try:
             async with asyncio.timeout(max_queue_s):
                 status = await self._readiness.wait()
-                self._check_task(status, task)
+                assert status.model is not None
+                check_task(status.model.pooling, task, self._model_name)
                 return self._limits(status)
         except TimeoutError:
             raise DeadlineExceeded(
                 Reason.QUEUE_TIMEOUT,
                 f"there was no worker within the {max_queue_s:g} s that the request may wait; try again later",
             ) from None
-
-    def _check_task(self, status: ServiceStatus, task: PoolingTask | None) -> None:
-        assert status.model is not None
-        check_task(status.model.pooling, task, self._model_name)
 
     def _limits(self, status: ServiceStatus) -> Limits:
         assert status.model is not None

@@ -48,8 +48,13 @@ def refuse_misfit(
     longest = request.longest
     if request.model_fingerprint != model.fingerprint:
         return RejectReason.MODEL_MISMATCH, f"the workers serve {model.name}, fingerprint {model.fingerprint[:12]}"
-    if mismatch := _task_mismatch(request, model):
-        return RejectReason.WRONG_TASK, mismatch
+    asked = "generate" if request.pooling is None else request.pooling.task.value
+    does = "generate" if model.pooling is None else model.pooling.task.value
+    if asked != does:
+        return (
+            RejectReason.WRONG_TASK,
+            f"the request is to {asked}, and the workers' model {model.name} can only {does}",
+        )
     if longest > model.max_model_len:
         return RejectReason.PROMPT_TOO_LONG, f"{longest} tokens exceed the context of {model.max_model_len}"
     generated = (token_id for sequence in request.generated for token_id in sequence.token_ids)
@@ -62,13 +67,6 @@ def refuse_misfit(
         RejectReason.NEVER_FITS_KV,
         f"{request.sampling.parallel} times {longest} tokens exceed the KV cache of {largest}",
     )
-
-
-def _task_mismatch(request: Request, model: ModelInfo) -> str | None:
-    """Returns why the model cannot do what the request asks of it; None if it can."""
-    asked = "generate" if request.pooling is None else request.pooling.task.value
-    done = "generate" if model.pooling is None else model.pooling.task.value
-    return None if asked == done else f"the request is to {asked}, and the workers' model {model.name} can only {done}"
 
 
 def worst_case_blocks(request: Request, replica: Replica) -> int:

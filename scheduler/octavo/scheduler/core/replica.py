@@ -99,6 +99,8 @@ class Replica:
     # The suspect that this replica isolates, or is to: no other group comes, and while the suspect runs, no other is in
     # a step.
     suspect: RequestGroup | None = None
+    # Nothing is kept between steps, so that each group's tokens are computed in one.
+    computes_whole: bool = field(init=False)
     size: StepSize = field(init=False)
     prices: Prices = field(init=False)
     asking: AskingPrices = field(init=False)
@@ -121,6 +123,7 @@ class Replica:
         device, pooling = self.hello.device, self.hello.model.pooling
         budget, max_seqs = self.config.token_budget(device), self.config.max_parallel_on(device)
         min_tokens = self.hello.block_size
+        self.computes_whole = not self.hello.kv_groups
         if self.computes_whole:
             # The longest text must fit, however small steps have to become.
             min_tokens = self.hello.model.max_model_len
@@ -135,11 +138,6 @@ class Replica:
     @property
     def replica_id(self) -> int:
         return self.hello.incarnation
-
-    @property
-    def computes_whole(self) -> bool:
-        """Tells whether nothing is kept between steps, so that each group's tokens are computed in one."""
-        return not self.hello.kv_groups
 
     @property
     def outstanding(self) -> deque[OutstandingStep]:

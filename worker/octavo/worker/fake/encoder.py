@@ -13,7 +13,7 @@ from octavo.worker.fake.config import read_positive
 from octavo.worker.fake.faults import FakeFault, FakeFaults
 from octavo.worker.kv_store.identity import StoreIdentity
 from octavo.worker.kv_store.loan import Payload
-from octavo.worker.pooling.families import classifies
+from octavo.worker.models.encoders.families import classifies
 from octavo.worker.runner import BlockContents, DoneStep, StepOutput
 from octavo.worker.sequences import WorkItem
 from octavo.worker.step.failures import not_finite

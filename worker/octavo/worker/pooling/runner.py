@@ -20,7 +20,7 @@ from octavo.worker.models.config_file import ModelConfigError
 from octavo.worker.models.encoders.compiled import CompiledEncoder, compiled_encoder
 from octavo.worker.models.encoders.config import encoder_config, read_file
 from octavo.worker.models.encoders.encoder import EncoderModel, TextBatch
-from octavo.worker.pooling.families import has_classes
+from octavo.worker.models.encoders.families import has_classes
 from octavo.worker.pooling.heads import EmbeddingHead, Head, classifier_head
 from octavo.worker.pooling.sentence_files import read_pooling
 from octavo.worker.runner import BlockContents, DoneStep, StepOutput

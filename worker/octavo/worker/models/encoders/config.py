@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import msgspec
 
 from octavo.worker.models.config_file import MAX_LAYERS, ModelConfigError, UnsupportedSetting
+from octavo.worker.models.encoders.families import FAMILIES
 from octavo.worker.models.linear import ACTIVATIONS
 from octavo.worker.models.rotary import RotaryConfig
-from octavo.worker.pooling.families import FAMILIES
 
 _Count = Annotated[int, msgspec.Meta(ge=1, le=(1 << 31) - 1)]
 _GLOBAL_THETA, _LOCAL_THETA = 160_000.0, 10_000.0
