@@ -74,7 +74,8 @@ def test_vectors_over_http_and_grpc(new_stack: StartStack, encoder: Path) -> Non
         texts = ["one", "another text", "x" * 100]
         wanted = [vector(http, text) for text in texts]
         # OpenAI's client asks for base64 unless told otherwise.
-        client = openai.OpenAI(base_url="http://octavo/v1", api_key="none", http_client=http)
+        unix_socket: Any = http
+        client = openai.OpenAI(base_url="http://octavo/v1", api_key="none", http_client=unix_socket)
         answer = client.embeddings.create(model=encoder.name, input=texts)
         assert [each.embedding for each in answer.data] == wanted
         assert [each.index for each in answer.data] == [0, 1, 2]

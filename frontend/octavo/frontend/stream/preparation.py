@@ -363,7 +363,8 @@ class Preparation:
             async with asyncio.timeout(max_queue_s):
                 status = await self._readiness.wait()
                 assert status.model is not None
-                check_task(status.model.pooling, task, self._model_name)
+                if status.model.pooling is not None or task is not None:
+                    check_task(status.model.pooling, task, self._model_name)
                 return self._limits(status)
         except TimeoutError:
             raise DeadlineExceeded(
