@@ -296,7 +296,8 @@ class SequenceTable:
         if not chooses:
             raise PlanError(f"{sequence} has a {what}, but does not reach its last token in this step")
         if not alone or not sequence.samples:
-            raise PlanError(f"{sequence} has a {what}, but {'has followers' if not alone else 'samples no token'}")
+            kind = "is a beam" if sequence.sampling.beam is not None else "samples no token"
+            raise PlanError(f"{sequence} has a {what}, but {kind if alone else 'has followers'}")
         if not self._in_vocabulary(draft):
             raise PlanError(f"{sequence} has a draft with a token id outside the vocabulary of {self._vocab_size}")
 
