@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 ROOT = str(Path(__file__).parents[1])
 _PATCH = pytest.MonkeyPatch()
 # The same examples on every machine, however slow.
-settings.register_profile("octavo", derandomize=True, deadline=None)
+settings.register_profile("octavo", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("octavo")
 
 # Read when a kernel is made. Without a GPU they run in Triton's interpreter.

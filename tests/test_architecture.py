@@ -89,10 +89,24 @@ LAYERS: dict[str, set[str]] = {
     "octavo.scheduler.core": {"core", "kv"},
     "octavo.scheduler.server": {"core", "kv", "server"},
     "octavo.frontend.request": {"errors", "request"},
-    "octavo.frontend.text": {"errors", "config", "request", "text"},
+    "octavo.frontend.answer_parsers": {"request", "answer_parsers"},
+    "octavo.frontend.text": {"errors", "config", "request", "answer_parsers", "text"},
     "octavo.frontend.access": {"errors", "config", "request", "access"},
-    "octavo.frontend.scheduler": {"errors", "config", "request", "text", "access", "scheduler"},
-    "octavo.frontend.stream": {"errors", "config", "request", "text", "access", "scheduler", "stream"},
+    "octavo.frontend.scheduler": {"errors", "config", "request", "answer_parsers", "text", "access", "scheduler"},
+    "octavo.frontend.stream": {
+        *("errors", "config", "request", "answer_parsers", "text", "access", "scheduler", "stream"),
+    },
+    "octavo.frontend.http": {"errors", "config", "request", "access", "stream", "http"},
+    "octavo.frontend.api": {
+        *("errors", "config", "request", "text", "access", "scheduler", "stream", "http", "answer_parsers", "api"),
+    },
+    # Neither API is made of the other.
+    "octavo.frontend.openai": {
+        *("errors", "config", "request", "text", "access", "stream", "http", "answer_parsers", "api", "openai"),
+    },
+    "octavo.frontend.anthropic": {
+        *("errors", "config", "request", "text", "access", "stream", "http", "answer_parsers", "api", "anthropic"),
+    },
     "octavo.worker.models": {"models", "loading", "tensor_parallel", "step", "model_settings"},
     "octavo.worker.sampling": {"sampling", "sequences", "step", "process", "gpu.transfer", "gpu.logprobs"},
     "octavo.worker.kv_store": {"kv_store"},

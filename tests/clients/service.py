@@ -50,7 +50,7 @@ def running_service(model: Path) -> Iterator[tuple[Service, TcpStack]]:
             "OCTAVO_DTYPE": "float32",
             "OCTAVO_NUM_BLOCKS": "512",
             "OCTAVO_THREADS": os.environ.get("OCTAVO_THREADS", "1"),
-            "OCTAVO_TOOL_PARSER": "hermes",
+            "OCTAVO_TOOL_CALL_PARSER": "hermes",
         }
         with TcpStack(model, Path(directory), environment) as stack:
             stack.start_all()

@@ -102,6 +102,8 @@ def _node(*packages: str) -> Environment:
 CLIENTS: Final = (
     Client("openai", "with_openai", _venv("openai==3.54.0"), own_interpreter=True),
     Client("npm-openai", "with_openai.mjs", _node("openai@7.57.0")),
+    Client("anthropic", "with_anthropic", _venv("anthropic==2.14.0"), own_interpreter=True),
+    Client("npm-anthropic", "with_anthropic.mjs", _node("@anthropic-ai/sdk@1.14.0")),
     Client("llm", "with_llm", _venv("llm==0.36")),
     Client(
         "litellm",
@@ -139,8 +141,29 @@ CLIENTS: Final = (
     Client("pydantic-ai", "with_pydantic_ai", _venv("pydantic-ai-slim[openai]==2.66.0"), own_interpreter=True),
     Client("openai-agents", "with_openai_agents", _venv("openai-agents==0.24.0"), own_interpreter=True),
     Client("inspect-ai", "with_inspect", _venv("inspect-ai==0.3.285", "openai==3.54.0"), own_interpreter=True),
-    Client("codex", "with_codex", _node("@openai/codex@0.169.0")),
-    Client("opencode", "with_opencode", _node("opencode-ai@1.18.33")),
+    Client("claude-code", "agents.with_claude_code", _node("@anthropic-ai/claude-code@2.1.197")),
+    Client("codex", "agents.with_codex", _node("@openai/codex@0.169.0")),
+    Client("opencode", "agents.with_opencode", _node("opencode-ai@1.18.33")),
+    Client(
+        "langgraph",
+        "agents.with_langgraph",
+        _venv("langgraph==1.2.24", "langchain-openai==1.7.4"),
+        own_interpreter=True,
+    ),
+    Client(
+        "haystack",
+        "agents.with_haystack",
+        _venv("haystack-ai==3.4.1"),
+        own_interpreter=True,
+        # It would tell its makers of its use.
+        settings={"HAYSTACK_TELEMETRY_ENABLED": "False"},
+    ),
+    Client(
+        "llama-index",
+        "agents.with_llama_index",
+        _venv("llama-index-llms-openai-like==0.8.1"),
+        own_interpreter=True,
+    ),
     Client("ai", "with_ai.mjs", _node("ai@7.0.173", "@ai-sdk/openai-compatible@3.0.92", "@ai-sdk/openai@4.0.118")),
     Client("guidellm", "loads.with_guidellm", _venv("guidellm==0.8.1", torch=True)),
     Client("evalscope", "loads.with_evalscope", _venv("evalscope[perf]==1.14.1")),

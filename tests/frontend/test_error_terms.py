@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import grpc
+import msgspec
 import pytest
 
 from octavo import client
@@ -65,15 +66,50 @@ def test_an_error_reaches_every_client_in_the_tables_terms(reason: Reason) -> No
     terms = TERMS[reason]
     error = terms.kind(reason, "why", figure=5)
     assert code_of(error) is grpc.StatusCode[terms.code]
-    answer = error_response(error)
+    answer = error_response(error, scope_of("/v1/completions"))
     assert answer.status_code == terms.status
     assert (error_object(error)["type"], error_object(error)["code"]) == (terms.openai_type, reason.lower())
     assert answer.headers.get("retry-after") == (None if terms.retry_after_s is None else "1")
+
+    told = error_response(error, scope_of("/v1/messages"))
+    assert told.status_code == (terms.anthropic_status or terms.status)
+    assert msgspec.json.decode(told.body) == {
+        "type": "error",
+        "error": {"type": terms.anthropic_type, "message": "why"},
+        "request_id": "its id",
+    }
+    assert told.headers.get("retry-after") == answer.headers.get("retry-after")
 
     made = to_error(failed_call(error))
     # gRPC itself refuses a message that is too large, as if there were no room, and says no reason.
     assert type(made) is (client.OverloadedError if reason is Reason.TOO_LARGE else CAUGHT[terms.kind])
     assert (made.reason, made.retry_after_s, made.metadata) == (reason, terms.retry_after_s, {"figure": "5"})
+
+
+def scope_of(path: str) -> dict[str, Any]:
+    """What a server knows of a call."""
+    return {"type": "http", "path": path, "headers": [], "state": {"request_id": "its id"}}
+
+
+@pytest.mark.parametrize(
+    ("reason", "status", "kind"),
+    [
+        (Reason.BAD_PARAMETER, 400, "invalid_request_error"),
+        (Reason.UNSUPPORTED_FIELD, 400, "invalid_request_error"),
+        (Reason.UNAUTHENTICATED, 401, "authentication_error"),
+        (Reason.CROSS_SITE, 403, "permission_error"),
+        (Reason.MODEL_NOT_FOUND, 404, "not_found_error"),
+        (Reason.DUPLICATE_ID, 409, "conflict_error"),
+        (Reason.TOO_LARGE, 413, "request_too_large"),
+        (Reason.TENANT_QUOTA, 429, "rate_limit_error"),
+        (Reason.INTERNAL, 500, "api_error"),
+        (Reason.DEADLINE, 504, "timeout_error"),
+        (Reason.QUEUE_FULL, 529, "overloaded_error"),
+    ],
+)
+def test_anthropics_clients_are_told_in_their_apis_words(reason: Reason, status: int, kind: str) -> None:
+    told = error_response(TERMS[reason].kind(reason, "why"), scope_of("/v1/messages/count_tokens"))
+    assert (told.status_code, msgspec.json.decode(told.body)["error"]["type"]) == (status, kind)
 
 
 def failed_call(error: ServiceError) -> Any:

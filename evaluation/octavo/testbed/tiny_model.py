@@ -1,6 +1,7 @@
 """Makes model directories small enough for any test: configuration and a byte-level tokenizer, without torch."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -18,16 +19,21 @@ CHAT_TEMPLATE = (
 )
 
 
-def write_byte_model(directory: Path, max_model_len: int = 2048) -> None:
+def write_byte_model(
+    directory: Path, max_model_len: int = 2048, *, template: str = CHAT_TEMPLATE, markers: Sequence[str] = ()
+) -> None:
     """Writes a model directory without weights: a small Llama's config.json, generation_config.json, and a tokenizer
-    with one token per byte, no merges and two special tokens."""
+    with one token per byte, no merges and two special tokens.
+
+    The tokenizer also has a token for each of `markers`, of which those in brackets and bars are special.
+    """
     directory.mkdir(parents=True, exist_ok=True)
-    _write_json(directory / "config.json", _config(max_model_len))
+    _write_json(directory / "config.json", _config(max_model_len, VOCAB_SIZE + len(markers)))
     _write_json(
         directory / "generation_config.json",
         {"bos_token_id": START_TOKEN_ID, "eos_token_id": END_TOKEN_ID, "do_sample": False},
     )
-    _byte_tokenizer().save(str(directory / "tokenizer.json"))
+    _byte_tokenizer(markers).save(str(directory / "tokenizer.json"))
     _write_json(
         directory / "tokenizer_config.json",
         {
@@ -37,16 +43,16 @@ def write_byte_model(directory: Path, max_model_len: int = 2048) -> None:
             "pad_token": END_TOKEN,
             "model_max_length": max_model_len,
             "clean_up_tokenization_spaces": False,
-            "chat_template": CHAT_TEMPLATE,
+            "chat_template": template,
         },
     )
 
 
-def _config(max_model_len: int) -> dict[str, object]:
+def _config(max_model_len: int, vocab_size: int) -> dict[str, object]:
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "vocab_size": VOCAB_SIZE,
+        "vocab_size": vocab_size,
         "hidden_size": 32,
         "intermediate_size": 64,
         "num_hidden_layers": 2,
@@ -64,12 +70,14 @@ def _config(max_model_len: int) -> dict[str, object]:
     }
 
 
-def _byte_tokenizer() -> Tokenizer:
+def _byte_tokenizer(markers: Sequence[str]) -> Tokenizer:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={character: i for i, character in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(START_TOKEN, special=True), AddedToken(END_TOKEN, special=True)])
+    for marker in markers:
+        tokenizer.add_tokens([AddedToken(marker, special=marker[0] == "[" or "|" in marker)])
     return tokenizer
 
 

@@ -36,10 +36,11 @@ from octavo.runtime.options.common import (
     NUMERICS,
     PINNED_PREFIXES,
     QUANTIZATION,
+    REASONING_PARSER,
     TLS_CERTIFICATE,
     TLS_CLIENT_CA,
     TLS_KEY,
-    TOOL_PARSER,
+    TOOL_CALL_PARSER,
 )
 from octavo.runtime.options.flags import config_of, fields_of, options_of
 from octavo.runtime.options.option import FilePath, OneOf, Option, Real, Whole
@@ -121,7 +122,8 @@ class _ServeConfig:
             OneOf(("auto", "recompute", "swap", "measured")),
         ),
     ] = None
-    tool_parser: Annotated[str | None, _left_out(TOOL_PARSER, "auto")] = None
+    tool_call_parser: Annotated[str | None, _left_out(TOOL_CALL_PARSER, "auto")] = None
+    reasoning_parser: Annotated[str | None, _left_out(REASONING_PARSER, "auto")] = None
 
 
 @click.command()

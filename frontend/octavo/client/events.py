@@ -57,7 +57,7 @@ class Started:
 class Delta:
     """Brings new tokens of the sequence `index`, and the text that is certain: whole characters only.
 
-    Either may be empty.
+    Either may be empty. `reasoning` is what the model has thought; it comes before `text`.
     """
 
     offset: int
@@ -65,6 +65,7 @@ class Delta:
     text: str
     token_ids: Sequence[int]
     logprobs: Sequence[TokenLogprobs] = ()
+    reasoning: str = ""
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ class Usage:
 
     `drafted_tokens` are guesses that were checked along with the tokens before them, `accepted_tokens` the right ones;
     `accepted_prediction_tokens` and `rejected_prediction_tokens` are those that the request's prediction gave.
+    `reasoning_tokens` are those of the completion that the model has thought with.
     """
 
     offset: int
@@ -101,6 +103,7 @@ class Usage:
     accepted_tokens: int = 0
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -142,7 +145,8 @@ def _started(offset: int, message: pb.Started) -> Started:
 
 
 def _delta(offset: int, message: pb.TokenDelta) -> Delta:
-    return Delta(offset, message.index, message.text, tuple(message.token_ids), _logprobs(message.logprobs))
+    token_ids, logprobs = tuple(message.token_ids), _logprobs(message.logprobs)
+    return Delta(offset, message.index, message.text, token_ids, logprobs, message.reasoning)
 
 
 def _finished(offset: int, message: pb.Finished) -> Finished:
@@ -170,6 +174,7 @@ def _usage(offset: int, message: pb.Usage) -> Usage:
         message.accepted_tokens,
         message.accepted_prediction_tokens,
         message.rejected_prediction_tokens,
+        message.reasoning_tokens,
     )
 
 

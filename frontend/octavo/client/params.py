@@ -48,7 +48,7 @@ class SamplingParams:
     that there is. At most one of `json_object`, `json_schema` (its text, or the schema itself), `regex`, `choice` and
     `grammar` (Lark or GBNF) may be set: the text must match it. `logprobs` and `prompt_logprobs` are how many
     alternatives to report with each token. `stop_token_ids` end a sequence besides EOS; `ignore_eos` treats EOS as any
-    other token.
+    other token. After `max_reasoning_tokens` the answer to a chat must end its reasoning.
     """
 
     n: int | None = None
@@ -64,6 +64,7 @@ class SamplingParams:
     beam_search: BeamSearch | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
+    max_reasoning_tokens: int | None = None
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool | None = None

@@ -19,13 +19,17 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Message:
-    """`role` is system, developer, user, assistant or tool. Special tokens in `content` are plain text."""
+    """`role` is system, developer, user, assistant or tool. Special tokens in `content` are plain text.
+
+    `reasoning` is what an assistant had thought before.
+    """
 
     role: str
     content: str
     name: str = ""
     tool_calls: Sequence[ToolCall] = ()
     tool_call_id: str = ""
+    reasoning: str = ""
 
 
 @dataclass(frozen=True)
@@ -99,11 +103,12 @@ def _message(given: Message | Mapping[str, Any]) -> pb.ChatMessage:
             for call in message.tool_calls
         ],
         tool_call_id=message.tool_call_id,
+        reasoning=message.reasoning,
     )
 
 
 def _read_message(given: Mapping[str, Any]) -> Message:
-    known = {"role", "content", "name", "tool_calls", "tool_call_id"}
+    known = {"role", "content", "name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content"}
     if unknown := sorted(given.keys() - known):
         raise ValueError(f"a message has no {unknown[0]!r}; it has {', '.join(sorted(known))}")
     if "role" not in given:
@@ -114,6 +119,7 @@ def _read_message(given: Mapping[str, Any]) -> Message:
         name=given.get("name") or "",
         tool_calls=[_read_tool_call(call) for call in given.get("tool_calls") or ()],
         tool_call_id=given.get("tool_call_id") or "",
+        reasoning=given.get("reasoning") or given.get("reasoning_content") or "",
     )
 
 

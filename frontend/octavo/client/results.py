@@ -15,7 +15,7 @@ class Completion:
     """Holds one sequence of an answer.
 
     `stop_reason` is the stop string or stop token that ended the sequence; None at EOS and at the limit. `logprobs` is
-    None where none were asked for.
+    None where none were asked for. `reasoning` is what the model has thought before and between its text.
     """
 
     index: int
@@ -25,6 +25,7 @@ class Completion:
     stop_reason: str | int | None = None
     logprobs: Sequence[TokenLogprobs] | None = None
     cumulative_logprob: float | None = None
+    reasoning: str = ""
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,7 @@ class Collector:
             stop_reason=finished.stop_reason,
             logprobs=_joined(delta.logprobs for delta in deltas) if self.logprobs else None,
             cumulative_logprob=finished.cumulative_logprob,
+            reasoning="".join(delta.reasoning for delta in deltas),
         )
 
 

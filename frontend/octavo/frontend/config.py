@@ -13,10 +13,11 @@ from octavo.runtime.options.common import (
     MODEL,
     OTLP_ENDPOINT,
     PINNED_PREFIXES,
+    REASONING_PARSER,
     TLS_CERTIFICATE,
     TLS_CLIENT_CA,
     TLS_KEY,
-    TOOL_PARSER,
+    TOOL_CALL_PARSER,
 )
 from octavo.runtime.options.option import DirectoryPath, Option, Parsed, Real, Several, Whole
 from octavo.runtime.transport.curve_keys import ClientKeys
@@ -242,7 +243,8 @@ class FrontendConfig:
             " JSON Schema says. Default: they have others only where it allows them.",
         ),
     ] = False
-    tool_parser: Annotated[str, TOOL_PARSER] = "auto"
+    tool_call_parser: Annotated[str, TOOL_CALL_PARSER] = "auto"
+    reasoning_parser: Annotated[str, REASONING_PARSER] = "auto"
     model_aliases: Annotated[
         tuple[str, ...],
         Option("--model-alias", "A further name of the model.", Several(), variable="OCTAVO_MODEL_ALIASES"),

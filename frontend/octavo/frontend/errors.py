@@ -145,8 +145,9 @@ class Terms:
     """Says an error in the terms of every interface.
 
     `kind` is the class that is raised, `code` the name of the gRPC status, `status` that of HTTP, `openai_type` the
-    `type` of OpenAI's error object, whose `code` is the reason in small letters. `retry_after_s` (seconds) is None
-    where trying again does not help.
+    `type` of OpenAI's error object, whose `code` is the reason in small letters, and `anthropic_type` that of
+    Anthropic's, whose API has `anthropic_status` where that is another. `retry_after_s` (seconds) is None where trying
+    again does not help.
     """
 
     kind: type[ServiceError]
@@ -154,6 +155,8 @@ class Terms:
     status: int
     openai_type: str = "invalid_request_error"
     retry_after_s: float | None = None
+    anthropic_type: str = "invalid_request_error"
+    anthropic_status: int | None = None
 
 
 TABLE: Final[dict[Terms, tuple[Reason, ...]]] = {
@@ -169,29 +172,35 @@ TABLE: Final[dict[Terms, tuple[Reason, ...]]] = {
         Reason.WRONG_TASK,
     ),
     # As gRPC itself answers a message that is too large.
-    Terms(InvalidRequest, "RESOURCE_EXHAUSTED", 413): (Reason.TOO_LARGE,),
+    Terms(InvalidRequest, "RESOURCE_EXHAUSTED", 413, anthropic_type="request_too_large"): (Reason.TOO_LARGE,),
     Terms(Unsupported, "UNIMPLEMENTED", 400): (Reason.UNSUPPORTED_FIELD,),
     Terms(OutOfRange, "OUT_OF_RANGE", 400): (Reason.ATTACH_OFFSET_GONE, Reason.KV_EVENTS_GONE),
-    Terms(Unauthenticated, "UNAUTHENTICATED", 401, "authentication_error"): (Reason.UNAUTHENTICATED,),
-    Terms(Forbidden, "PERMISSION_DENIED", 403): (Reason.CROSS_SITE, Reason.HOST_NOT_ALLOWED),
-    Terms(NotFound, "NOT_FOUND", 404): (
+    Terms(Unauthenticated, "UNAUTHENTICATED", 401, "authentication_error", anthropic_type="authentication_error"): (
+        Reason.UNAUTHENTICATED,
+    ),
+    Terms(Forbidden, "PERMISSION_DENIED", 403, anthropic_type="permission_error"): (
+        Reason.CROSS_SITE,
+        Reason.HOST_NOT_ALLOWED,
+    ),
+    Terms(NotFound, "NOT_FOUND", 404, anthropic_type="not_found_error"): (
         Reason.MODEL_NOT_FOUND,
         Reason.REQUEST_NOT_FOUND,
         Reason.PREFIX_NOT_FOUND,
         Reason.ROUTE_NOT_FOUND,
     ),
-    Terms(AlreadyExists, "ALREADY_EXISTS", 409): (Reason.DUPLICATE_ID,),
-    Terms(Aborted, "CANCELLED", 409): (Reason.ABORTED,),
+    Terms(AlreadyExists, "ALREADY_EXISTS", 409, anthropic_type="conflict_error"): (Reason.DUPLICATE_ID,),
+    Terms(Aborted, "CANCELLED", 409, anthropic_type="conflict_error"): (Reason.ABORTED,),
     # Nobody cancelled these requests: the server ended the reading of their events.
-    Terms(Aborted, "ABORTED", 409): (Reason.SUPERSEDED, Reason.SLOW_READER),
-    Terms(Overloaded, "RESOURCE_EXHAUSTED", 429, "rate_limit_error", retry_after_s=1.0): (
+    Terms(Aborted, "ABORTED", 409, anthropic_type="conflict_error"): (Reason.SUPERSEDED, Reason.SLOW_READER),
+    # Of Anthropic's clients those that have reached a limit of their own are told so; else the server is full.
+    Terms(Overloaded, "RESOURCE_EXHAUSTED", 429, "rate_limit_error", 1.0, "rate_limit_error"): (Reason.TENANT_QUOTA,),
+    Terms(Overloaded, "RESOURCE_EXHAUSTED", 429, "rate_limit_error", 1.0, "overloaded_error", 529): (
         Reason.TOO_MANY_REQUESTS,
         Reason.TOO_MUCH_WORK,
-        Reason.TENANT_QUOTA,
         Reason.QUEUE_FULL,
         Reason.OUT_OF_MEMORY,
     ),
-    Terms(Broken, "INTERNAL", 500, "server_error"): (
+    Terms(Broken, "INTERNAL", 500, "server_error", anthropic_type="api_error"): (
         Reason.STEP_FAILED,
         Reason.LOGITS_NOT_FINITE,
         Reason.QUARANTINED,
@@ -199,14 +208,17 @@ TABLE: Final[dict[Terms, tuple[Reason, ...]]] = {
         Reason.INTERNAL,
     ),
     # As gateways tell an end of their stream from a beginning that cannot be.
-    Terms(Broken, "DATA_LOSS", 500, "server_error"): (Reason.KV_EVENTS_LOST,),
-    Terms(Unavailable, "UNAVAILABLE", 503, "server_error", retry_after_s=1.0): (
+    Terms(Broken, "DATA_LOSS", 500, "server_error", anthropic_type="api_error"): (Reason.KV_EVENTS_LOST,),
+    Terms(Unavailable, "UNAVAILABLE", 503, "server_error", 1.0, "api_error"): (
         Reason.NO_WORKER,
         Reason.DRAINING,
         Reason.SCHEDULER_UNREACHABLE,
         Reason.MODEL_MISMATCH,
     ),
-    Terms(DeadlineExceeded, "DEADLINE_EXCEEDED", 504, "timeout_error"): (Reason.DEADLINE, Reason.QUEUE_TIMEOUT),
+    Terms(DeadlineExceeded, "DEADLINE_EXCEEDED", 504, "timeout_error", anthropic_type="timeout_error"): (
+        Reason.DEADLINE,
+        Reason.QUEUE_TIMEOUT,
+    ),
 }
 TERMS: Final = {reason: terms for terms, reasons in TABLE.items() for reason in reasons}
 # The scheduler's reasons that have another name here; all others of its have the same.

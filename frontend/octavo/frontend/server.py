@@ -15,6 +15,9 @@ from octavo.frontend.access.access import build_access
 from octavo.frontend.access.admission import Admission
 from octavo.frontend.access.connections import connections_that_fit
 from octavo.frontend.access.tls import server_credentials
+from octavo.frontend.answer_parsers.reasoning import ReasoningFormat
+from octavo.frontend.answer_parsers.reasoning_formats import reasoning_format
+from octavo.frontend.app import build_app
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.grpc.access import AdmissionInterceptor, interceptors, reading
 from octavo.frontend.grpc.connections import BusyPeers, keep_room
@@ -22,7 +25,6 @@ from octavo.frontend.grpc.service import SERVICE_NAME, GenerationService
 from octavo.frontend.http.bodies import Bodies, BodyBound
 from octavo.frontend.http.guards import AccessMiddleware, AllowedHosts, BrowserGuard, CrossOrigin, parse_origins
 from octavo.frontend.http.server import HttpServer
-from octavo.frontend.openai.app import build_app
 from octavo.frontend.scheduler.pinned_prefixes import read_pinned_prefixes
 from octavo.frontend.scheduler.pool import SchedulerPool
 from octavo.frontend.stream.generation import Generation
@@ -134,6 +136,7 @@ class FrontendServer:
             worker_grace_s=config.worker_grace_s,
             timeouts=Timeouts(config.max_request_s, config.max_detach_grace_s, config.stall_timeout_s),
             pooling_defaults=read_pooling_defaults(config.model_directory),
+            reasoning_format=_reasoning_format(config, tokenizer),
         )
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._busy, self._max_connections = BusyPeers(), connections_that_fit(config.max_connections)
@@ -215,6 +218,12 @@ class FrontendServer:
         if self.generation.num_running:
             _log.warning("cutting off %d requests that outlasted the drain time", self.generation.num_running)
             self.generation.cut_off()
+
+
+def _reasoning_format(config: FrontendConfig, tokenizer: ModelTokenizer) -> ReasoningFormat | None:
+    files = tokenizer.files
+    templates = files.chat_template + files.tool_template
+    return reasoning_format(config.reasoning_parser, templates, lambda text: tokenizer.added_token_id(text) is not None)
 
 
 def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:

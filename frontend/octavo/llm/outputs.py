@@ -21,7 +21,8 @@ class Logprob:
 class CompletionOutput:
     """Holds one answer. `logprobs`, where asked for, has one dict per token: its own logprob and the top ones, by id.
 
-    `stop_reason` is the stop string or stop token that ended the answer.
+    `stop_reason` is the stop string or stop token that ended the answer. `reasoning` is what the model has thought in
+    the answer to a chat, which is no part of `text`.
     """
 
     index: int
@@ -31,6 +32,7 @@ class CompletionOutput:
     logprobs: list[TokenDict] | None
     finish_reason: str
     stop_reason: int | str | None
+    reasoning: str = ""
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,7 @@ def _completion(completion: Completion) -> CompletionOutput:
         logprobs=None if completion.logprobs is None else _by_id(completion.logprobs),
         finish_reason=completion.finish_reason,
         stop_reason=completion.stop_reason,
+        reasoning=completion.reasoning,
     )
 
 

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from octavo.frontend.access.access import Access
+from octavo.frontend.app import build_app
 from octavo.frontend.config import FrontendConfig
-from octavo.frontend.openai.app import build_app
 from octavo.frontend.server import FrontendServer
 from octavo.testbed.grpc_calls import collect
 from octavo.testbed.tiny_model import VOCAB_SIZE

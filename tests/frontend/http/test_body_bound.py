@@ -32,7 +32,7 @@ async def echo(request: Request) -> Response:
     try:
         return PlainTextResponse(str(len(await read_body(request))))
     except ServiceError as error:
-        return error_response(error)
+        return error_response(error, request.scope)
 
 
 @asynccontextmanager

@@ -12,9 +12,9 @@ from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Route
 
 from octavo.frontend.access.access import Access, Bounds, read_api_keys
+from octavo.frontend.app import build_app
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.http.guards import AccessMiddleware
-from octavo.frontend.openai.app import build_app
 from octavo.frontend.server import FrontendServer
 from octavo.testbed.credentials import KEYS, bearer, write_keys
 

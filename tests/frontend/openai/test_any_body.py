@@ -7,11 +7,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo.frontend.api.body import Reading, read_fields
+from octavo.frontend.api.sampling import sampling_of, seconds
 from octavo.frontend.errors import ServiceError
-from octavo.frontend.openai.body import Reading, read_fields
 from octavo.frontend.openai.completions import read_prompts
 from octavo.frontend.openai.messages import chat_of, tools_of
-from octavo.frontend.openai.sampling import sampling_of, seconds
 from octavo.frontend.openai.schemas import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED, ChatBody, CompletionBody
 from octavo.frontend.request.request import GenerationRequest
 from octavo.frontend.request.validation import check_form

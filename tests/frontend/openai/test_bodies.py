@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from starlette.requests import Request
 
+from octavo.frontend.api.body import MAX_TEXTS, SMALL_BODY, read_call
 from octavo.frontend.errors import InvalidRequest, Reason
-from octavo.frontend.openai.body import MAX_TEXTS, SMALL_BODY, read_call
 from octavo.frontend.openai.completions import read_prompts
 from octavo.frontend.stream.pacing import Turns
 

@@ -5,8 +5,8 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
+from octavo.frontend.api.endpoint import IndexedEvent, _merged
 from octavo.frontend.errors import Broken, Reason
-from octavo.frontend.openai.endpoint import IndexedEvent, _merged
 from octavo.frontend.request.events import TextDelta
 
 

@@ -186,7 +186,7 @@ CALL = 'Well. <tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n<
 def with_tools(config: Any, roomy_model_directory: Path) -> None:
     """Answers are searched for calls, whatever the model's template says."""
     object.__setattr__(config, "model_directory", roomy_model_directory)
-    object.__setattr__(config, "tool_parser", "hermes")
+    object.__setattr__(config, "tool_call_parser", "hermes")
 
 
 @pytest.mark.usefixtures("with_tools")

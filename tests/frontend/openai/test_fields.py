@@ -7,8 +7,8 @@ import httpx
 import msgspec
 import pytest
 
+from octavo.frontend.api.body import UNKNOWN_FIELDS_HEADER, decoded, read_fields, unknown_fields_header
 from octavo.frontend.errors import InvalidRequest, Unsupported
-from octavo.frontend.openai.body import UNKNOWN_FIELDS_HEADER, decoded, read_fields, unknown_fields_header
 from octavo.frontend.openai.schemas import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED, ChatBody, CompletionBody
 from octavo.testing.fakes.fake_scheduler import FakeScheduler
 

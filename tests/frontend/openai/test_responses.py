@@ -41,7 +41,7 @@ def ask(client: openai.AsyncOpenAI) -> Callable[..., Any]:
 def with_tools(config: Any, roomy_model_directory: Path) -> None:
     # Before the frontend is made from it.
     object.__setattr__(config, "model_directory", roomy_model_directory)
-    object.__setattr__(config, "tool_parser", "hermes")
+    object.__setattr__(config, "tool_call_parser", "hermes")
 
 
 def prompt_of(scheduler: FakeScheduler, frontend: FrontendServer) -> str:

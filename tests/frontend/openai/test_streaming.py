@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from octavo.frontend.openai import endpoint as endpoint_module
+from octavo.frontend.api import endpoint as endpoint_module
 from octavo.frontend.server import FrontendServer
 from octavo.testing.fakes.fake_scheduler import FakeScheduler
 from octavo.wire.requests import RejectReason

@@ -6,28 +6,25 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
-from octavo.frontend.errors import InvalidRequest, Unsupported
-from octavo.frontend.openai.body import Reading
-from octavo.frontend.openai.tool_calls import (
-    HERMES,
-    LLAMA,
+from octavo.frontend.answer_parsers.call_formats import HERMES, NONE, detect_format
+from octavo.frontend.answer_parsers.parts import ToolCallDelta, joined
+from octavo.frontend.api.body import Reading
+from octavo.frontend.api.tool_calls import (
     MAX_TOOLS,
-    NONE,
     ToolChoice,
     ToolChoiceMode,
     Tools,
     constraint_for,
-    detect_kind,
-    make_parser,
-    needs_special_tokens,
+    make_reader,
     read_tool_choice,
     read_tools,
 )
+from octavo.frontend.errors import InvalidRequest, Unsupported
 from octavo.frontend.request.chat import Tool
 from octavo.frontend.text.grammars import grammar_of, load_vocabulary
-from octavo.frontend.text.tokenizer import ModelTokenizer
 from octavo.runtime.models.grammar import compile_grammar
 
+LLAMA = "llama3_json"
 SCHEMA = {
     "type": "object",
     "properties": {"point": {"$ref": "#/$defs/point"}},
@@ -38,6 +35,10 @@ SCHEMA = {
 TOOLS = (Tool("move", "", json.dumps(SCHEMA)), Tool("stop_now"))
 MOVE = '{"point": [1, 2]}'
 REQUIRED = ToolChoice(ToolChoiceMode.REQUIRED)
+
+
+def no_token(text: str) -> None:
+    """Tells that no text is a token of its own."""
 
 
 def written(kind: str, name: str, arguments: str) -> str:
@@ -70,26 +71,30 @@ def accepts(model_directory: Any, grammar: str, text: str) -> bool:
 def test_a_forced_answer_is_calls_that_the_parser_finds(
     model_directory: Any, kind: str, choice: ToolChoice, parallel: bool, calls: list[tuple[str, str]], accepted: bool
 ) -> None:
-    constraint = constraint_for(TOOLS, choice, parallel=parallel, kind=kind, reading=Reading(closes=False))
+    constraint = constraint_for(
+        TOOLS, choice, parallel=parallel, kind=kind, reading=Reading(closes=False), token_id=no_token
+    )
     assert constraint
     text = ("\n" if kind == HERMES else "; ").join(written(kind, name, arguments) for name, arguments in calls)
     grammar = grammar_of(constraint, load_vocabulary(model_directory))
     assert accepts(model_directory, grammar, text) == accepted
     if accepted:
-        parser = make_parser(kind)
-        deltas = [parser.feed(text), parser.finish()]
-        assert "".join(delta.content for delta in deltas) == ""
-        assert [(call.name, call.arguments) for delta in deltas for call in delta.calls] == calls
+        reader = make_reader(kind)
+        parts = joined(reader.take("", text) + reader.finish())
+        assert [(part.name, part.arguments) for part in parts if isinstance(part, ToolCallDelta)] == calls
+        assert len(parts) == len(calls)
 
 
 @pytest.mark.parametrize("mode", [ToolChoiceMode.AUTO, ToolChoiceMode.NONE])
 def test_an_answer_that_need_not_call_is_free(mode: ToolChoiceMode) -> None:
-    assert constraint_for(TOOLS, ToolChoice(mode), parallel=True, kind=NONE, reading=Reading()) is None
+    assert (
+        constraint_for(TOOLS, ToolChoice(mode), parallel=True, kind=NONE, reading=Reading(), token_id=no_token) is None
+    )
 
 
 def test_a_call_cannot_be_forced_where_no_format_is_known() -> None:
-    with pytest.raises(Unsupported, match="--tool-parser"):
-        constraint_for(TOOLS, REQUIRED, parallel=True, kind=NONE, reading=Reading())
+    with pytest.raises(Unsupported, match="--tool-call-parser"):
+        constraint_for(TOOLS, REQUIRED, parallel=True, kind=NONE, reading=Reading(), token_id=no_token)
 
 
 @pytest.mark.parametrize(
@@ -103,21 +108,12 @@ def test_a_call_cannot_be_forced_where_no_format_is_known() -> None:
     ],
 )
 def test_the_format_is_what_the_template_says(template: str, kind: str) -> None:
-    assert detect_kind(template) == kind
+    assert detect_format(template) == kind
 
 
 def test_where_the_template_tells_nothing_of_tools_the_format_is_that_of_the_text_that_does() -> None:
-    assert detect_kind("{{ messages[0].content }}", tells_of_tools=False) == HERMES
-    assert detect_kind("", tells_of_tools=False) == NONE
-
-
-def test_special_tokens_are_needed_where_a_marker_is_one(model_directory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = ModelTokenizer(model_directory)
-    assert not needs_special_tokens(LLAMA, tokenizer)
-    monkeypatch.setattr(tokenizer, "is_special", lambda text: text == "<|python_tag|>")
-    assert needs_special_tokens(LLAMA, tokenizer)
-    assert not needs_special_tokens(HERMES, tokenizer)
-    assert not needs_special_tokens(NONE, tokenizer)
+    assert detect_format("{{ messages[0].content }}", tells_of_tools=False) == HERMES
+    assert detect_format("", tells_of_tools=False) == NONE
 
 
 FLAT = {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True}
@@ -187,7 +183,9 @@ OPEN = Tool("f", "", '{"type": "object", "properties": {"a": {"type": "integer"}
 
 @pytest.mark.parametrize("closes", [True, False])
 def test_arguments_are_closed_unless_the_letter_of_json_schema_holds(model_directory: Any, closes: bool) -> None:
-    constraint = constraint_for([OPEN], REQUIRED, parallel=False, kind=HERMES, reading=Reading(closes))
+    constraint = constraint_for(
+        [OPEN], REQUIRED, parallel=False, kind=HERMES, reading=Reading(closes), token_id=no_token
+    )
     assert constraint
     grammar = grammar_of(constraint, load_vocabulary(model_directory))
     assert accepts(model_directory, grammar, written(HERMES, "f", '{"a": 1}'))
@@ -199,12 +197,14 @@ UNIQUE = '{"type": "object", "properties": {"a": {"type": "array", "items": {}, 
 
 def test_keywords_of_arguments_without_effect_are_named_unless_strict(model_directory: Any) -> None:
     reading = Reading()
-    lenient = constraint_for([Tool("f", "", UNIQUE)], REQUIRED, parallel=False, kind=HERMES, reading=reading)
+    lenient = constraint_for(
+        [Tool("f", "", UNIQUE)], REQUIRED, parallel=False, kind=HERMES, reading=reading, token_id=no_token
+    )
     assert lenient
     assert reading.ignored == ["tools.f.parameters.uniqueItems"]
     grammar_of(lenient, load_vocabulary(model_directory))
     strict = constraint_for(
-        [Tool("f", "", UNIQUE, strict=True)], REQUIRED, parallel=False, kind=HERMES, reading=reading
+        [Tool("f", "", UNIQUE, strict=True)], REQUIRED, parallel=False, kind=HERMES, reading=reading, token_id=no_token
     )
     assert strict
     with pytest.raises(InvalidRequest, match="uniqueItems"):

@@ -12,8 +12,8 @@ import pytest
 from msgspec import Meta
 
 from octavo import client, llm
+from octavo.frontend.api.schemas import Sampling
 from octavo.frontend.cli.client import generate
-from octavo.frontend.openai.schemas import Sampling
 from octavo.frontend.request.fields import Elsewhere, Field, Range, range_of, table_of
 from octavo.frontend.request.request import FIELDS, GenerationRequest
 from octavo.v1 import generation_pb2 as pb

@@ -9,8 +9,8 @@ import pytest
 from starlette.requests import Request
 
 from octavo.frontend.access.connections import ConnectionBook
+from octavo.frontend.api.body import read_call
 from octavo.frontend.http.server import Acceptor
-from octavo.frontend.openai.body import read_call
 from octavo.frontend.openai.schemas import CompletionBody
 from octavo.frontend.request.events import RequestStarted, TextDelta
 from octavo.frontend.request.request import GenerationRequest

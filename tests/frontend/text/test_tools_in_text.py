@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from octavo.frontend.openai.tool_calls import HERMES, make_parser
+from octavo.frontend.answer_parsers.call_formats import HERMES
+from octavo.frontend.answer_parsers.parts import ToolCallDelta, joined
+from octavo.frontend.api.tool_calls import make_reader
 from octavo.frontend.request.chat import Chat, ChatMessage, Tool, ToolCall
 from octavo.frontend.text.chat_template import (
     CALL_BEGINS,
@@ -89,9 +91,10 @@ def test_what_is_no_json_object_is_refused(chat: Chat) -> None:
 
 def test_calls_are_written_as_the_parser_reads_them() -> None:
     messages = tools_in_text(Chat((ChatMessage("assistant", "", tool_calls=(CALL,)),))).messages
-    parser = make_parser(HERMES)
-    parts = [*parser.feed(messages[0].content).calls, *parser.finish().calls]
-    assert (parts[0].name, json.loads("".join(part.arguments for part in parts))) == ("add", {"a": 1})
+    reader = make_reader(HERMES)
+    [call] = joined(reader.take("", messages[0].content) + reader.finish())
+    assert isinstance(call, ToolCallDelta)
+    assert (call.name, json.loads(call.arguments)) == ("add", {"a": 1})
     assert messages[0].content.startswith(CALL_BEGINS)
 
 

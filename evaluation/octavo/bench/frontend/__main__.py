@@ -41,6 +41,7 @@ _INTERFACES: Final[dict[str, tuple[str, str, int, dict[str, Any]]]] = {
     "grpc-many": ("grpc_load", f"gRPC, {_STREAMS} connections", 8000, {"connections": _STREAMS}),
     "completions": ("sse_load", "SSE, completions", 4000, {"api": "completions"}),
     "chat": ("sse_load", "SSE, chat", 4000, {"api": "chat"}),
+    "messages": ("sse_load", "SSE, messages", 4000, {"api": "messages"}),
 }
 _CASES: Final = ("streams", "many", "refused", "two")
 

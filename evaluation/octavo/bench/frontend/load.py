@@ -23,7 +23,7 @@ TOKEN_CHARACTERS = 4
 @dataclass(frozen=True)
 class StreamLoad:
     """Describes a load of `streams` streams of `tokens` tokens each, which are `among` those named, if any are. `api`
-    chooses the HTTP interface: completions or chat."""
+    chooses the HTTP interface: completions, chat or messages."""
 
     port: int
     streams: int

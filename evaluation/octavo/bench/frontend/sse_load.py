@@ -7,16 +7,22 @@ from contextlib import ExitStack
 
 from octavo.bench.frontend.load import TOKEN_CHARACTERS, Receipts, StreamLoad, connect, read_all, run
 
-_END = b"data: [DONE]\n\n"
-_PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+_DONE = b"data: [DONE]\n\n"
+# The path of each API, and the end of its streams.
+_APIS = {
+    "completions": ("/v1/completions", _DONE),
+    "chat": ("/v1/chat/completions", _DONE),
+    "messages": ("/v1/messages", b'data: {"type":"message_stop"}\n\n'),
+}
 
 
 def load(asked: StreamLoad) -> list[Receipts]:
     pieces: list[list[tuple[float, bytes]]] = [[] for _ in range(asked.streams)]
+    end = _APIS[asked.api][1]
 
     def take(place: int, at: float, data: bytes) -> bool:
         pieces[place].append((at, data))
-        return _END in data
+        return end in data
 
     with ExitStack() as held:
         connections = [held.enter_context(connect(asked.host, asked.port)) for _ in pieces]
@@ -29,13 +35,13 @@ def load(asked: StreamLoad) -> list[Receipts]:
 def call_bytes(asked: StreamLoad) -> bytes:
     """Makes a streaming call of the API, as bytes."""
     prompt: dict[str, object] = {"prompt": asked.prompt}
-    if asked.api == "chat":
+    if asked.api != "completions":
         prompt = {"messages": [{"role": "user", "content": asked.prompt}]}
     if asked.among:
         prompt["allowed_token_ids"] = list(asked.among)
     body = json.dumps({**prompt, "max_tokens": asked.tokens, "ignore_eos": True, "stream": True}).encode()
     # The frontend refuses calls to a host that it does not know.
-    head = f"POST {_PATHS[asked.api]} HTTP/1.1\r\nhost: {asked.host}:{asked.port}\r\ncontent-type: application/json"
+    head = f"POST {_APIS[asked.api][0]} HTTP/1.1\r\nhost: {asked.host}:{asked.port}\r\ncontent-type: application/json"
     return f"{head}\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
 
 
@@ -45,11 +51,15 @@ def _receipts(pieces: list[tuple[float, bytes]]) -> Receipts:
 
 
 def _text(event: bytes) -> str:
-    if not event.startswith(b"data: {"):
+    # Events of messages have a name before.
+    _, found, payload = event.rpartition(b"data: {")
+    if not found:
         return ""
-    chunk = json.loads(event[6:])
+    chunk = json.loads(b"{" + payload)
     if "error" in chunk:
         raise ConnectionError(f"a stream has failed: {chunk}")
+    if "choices" not in chunk:
+        return str(chunk.get("delta", {}).get("text", ""))
     choice = chunk["choices"][0]
     text: str = choice["text"] if "text" in choice else choice["delta"].get("content") or ""
     return text

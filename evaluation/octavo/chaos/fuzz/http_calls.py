@@ -11,6 +11,7 @@ from typing import Any, Final
 from octavo.chaos.fuzz.connections import Address, Listening, say
 from octavo.chaos.fuzz.noise import changed, garbage, mutated
 from octavo.chaos.fuzz.target import FAULT
+from octavo.frontend.errors import internal_error
 from octavo.testbed.stack import Stack
 
 # Bytes, and whether they are a request that is to be answered, and the last of its connection.
@@ -18,6 +19,8 @@ Sent = tuple[bytes, bool]
 
 _AT_ONCE: Final = 8
 _METRICS: Final = re.compile(r"metrics at http://127\.0\.0\.1:(\d+)/metrics")
+# Errors of the server's own are told in these words in the form of every API.
+_FAULT_MESSAGE: Final = str(internal_error()).encode()
 _STATUS: Final = re.compile(rb"HTTP/1\.[01] (\d{3}) ")
 _SAMPLING: Final[dict[str, Any]] = {
     "model": "byte-model",
@@ -47,6 +50,18 @@ _CHAT: Final = [
     {"role": "tool", "content": "5", "tool_call_id": "1"},
 ]
 _SCHEMA: Final = {"type": "object", "properties": {"a": {"type": "string", "pattern": "[a-z]+"}}, "required": ["a"]}
+_CUSTOM: Final = {"name": "f", "description": "d", "input_schema": {"type": "object", "properties": {}}}
+_TURNS: Final = [
+    {"role": "user", "content": [{"type": "text", "text": "hello", "cache_control": {"type": "ephemeral"}}]},
+    {
+        "role": "assistant",
+        "content": [
+            {"type": "thinking", "thinking": "hm", "signature": "s"},
+            {"type": "tool_use", "id": "1", "name": "f", "input": {"a": 1}},
+        ],
+    },
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "5", "is_error": True}]},
+]
 _FORMAT: Final = {"type": "json_schema", "json_schema": {"name": "x", "schema": _SCHEMA}}
 # What is good at every route that takes a body, to be corrupted.
 _BODIES: Final[dict[str, list[dict[str, Any]]]] = {
@@ -67,6 +82,18 @@ _BODIES: Final[dict[str, list[dict[str, Any]]]] = {
         {"input": [{"role": "user", "content": [{"type": "input_text", "text": "x"}]}], "max_output_tokens": 2},
         {"input": "x", "max_output_tokens": 3, "text": {"format": {"type": "json_schema", "schema": _SCHEMA}}},
     ],
+    "/v1/messages": [
+        {"messages": _TURNS, "system": "be brief", "max_tokens": 3, "tools": [_CUSTOM], "stream": True},
+        {"messages": _TURNS[:1], "max_tokens": 3, "tools": [_CUSTOM], "tool_choice": {"type": "any"}},
+        {
+            "messages": _TURNS[:1],
+            "max_tokens": 4,
+            "stop_sequences": ["x"],
+            "thinking": {"type": "enabled", "budget_tokens": 2},
+            "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": _SCHEMA}},
+        },
+    ],
+    "/v1/messages/count_tokens": [{"messages": _TURNS, "system": [{"type": "text", "text": "x"}], "tools": [_CUSTOM]}],
     "/tokenize": [{"prompt": "hello", "add_special_tokens": True}, {"messages": _CHAT[:2]}],
     "/detokenize": [{"tokens": [1, 2, 3]}],
 }
@@ -114,6 +141,8 @@ _HEADERS: Final = (
     b"X-Tenant-Id: " + b"t" * 400,
     b"Authorization: Bearer \xc3\xa9",
     b"Traceparent: 00-zz",
+    b"Anthropic-Version: 2023-01-01",
+    b"Anthropic-Beta: \xff,,x",
     b"Range: bytes=0-1,5-,-9",
     b'If-None-Match: ""',
     b"X: " + b"y" * 40_000,
@@ -161,8 +190,8 @@ def _answer(address: Address, sent: Sent) -> bytes:
 
 def _described(data: bytes, answer: bytes) -> list[str]:
     statuses = [status.decode() for status in _STATUS.findall(answer)] or ["nothing"]
-    if (place := answer.find(b'"internal"')) >= 0 or "500" in statuses:
-        return [f"{FAULT}: {answer[: place + 20][-400:]!r} to {data!r}"]
+    if (place := answer.find(_FAULT_MESSAGE)) >= 0 or "500" in statuses:
+        return [f"{FAULT}: {answer[: place + 60][-400:]!r} to {data!r}"]
     return statuses
 
 

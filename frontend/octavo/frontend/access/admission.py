@@ -11,6 +11,7 @@ from octavo.frontend.access.access import Bounds
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.errors import Overloaded, Reason
 from octavo.frontend.request.chat import Chat
+from octavo.frontend.request.infill import Infill
 from octavo.frontend.request.pooling import PoolingRequest
 from octavo.frontend.request.request import GenerationRequest, Prompt
 
@@ -264,6 +265,8 @@ def _prompt_tokens(prompt: Prompt) -> int:
     match prompt:
         case str():
             return -(-_num_bytes(prompt) // _BYTES_PER_TOKEN)
+        case Infill():
+            return -(-prompt.num_bytes // _BYTES_PER_TOKEN)
         case Chat():
             return -(-(prompt.num_bytes + len(prompt.messages) * _BYTES_PER_MESSAGE) // _BYTES_PER_TOKEN)
     return len(prompt)

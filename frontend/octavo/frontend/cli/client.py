@@ -124,13 +124,18 @@ _SERVICE: Final = "octavo.v1.GenerationService"
 def stream_answer(stream: Stream, server: str, *, ids: bool = False) -> str:
     """Prints the text of the only sequence as it comes (or its token ids), then its logprobs if any; returns the text.
 
-    `server` is the address that errors name. Ctrl-C ends the answer, not the program. Raises `click.ClickException`.
+    What the model thinks goes to stderr. `server` is the address that errors name. Ctrl-C ends the answer, not the
+    program. Raises `click.ClickException`.
     """
     deltas: list[Delta] = []
     try:
         with _ending_well(stream, server):
             for event in stream:
                 if isinstance(event, Delta):
+                    if event.reasoning and not ids:
+                        click.secho(event.reasoning, nl=False, err=True, dim=True)
+                    elif event.text and deltas and deltas[-1].reasoning:
+                        click.echo(err=True)
                     deltas.append(event)
                     click.echo(_content(event, ids), nl=False)
     except click.ClickException:

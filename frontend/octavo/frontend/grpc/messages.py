@@ -58,6 +58,7 @@ def write(emitted: events.Emitted, shown: Set[str], piece: Pieces) -> pb.Generat
         text=event.text if "text" in shown else "",
         token_ids=event.token_ids if "token_ids" in shown else (),
         logprobs=_logprobs(event.token_ids, event.logprobs, piece) if "logprobs" in shown else (),
+        reasoning=event.reasoning if "text" in shown else "",
     )
     return pb.GenerateResponse(event_offset=offset, delta=delta)
 
@@ -132,6 +133,7 @@ def _usage(event: events.RequestUsage) -> pb.Usage:
         accepted_tokens=event.accepted_tokens,
         accepted_prediction_tokens=event.accepted_predictions,
         rejected_prediction_tokens=event.rejected_predictions,
+        reasoning_tokens=event.reasoning_tokens,
     )
 
 

@@ -248,6 +248,7 @@ def _chat_message(message: pb.ChatMessage) -> ChatMessage:
         name=message.name,
         tool_calls=tuple(ToolCall(call.id, call.name, call.arguments_json) for call in message.tool_calls),
         tool_call_id=message.tool_call_id,
+        reasoning=message.reasoning,
     )
 
 

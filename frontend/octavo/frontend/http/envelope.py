@@ -7,7 +7,7 @@ from typing import Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.frontend.errors import InvalidRequest, Reason
-from octavo.frontend.http.errors import error_response
+from octavo.frontend.http.errors import error_response, is_anthropic
 
 
 def unix_time() -> int:
@@ -18,10 +18,13 @@ def unix_time() -> int:
 MAX_HEADERS: Final = 32 << 10
 _MAX_ID: Final = 128
 _HEADER: Final = b"x-request-id"
+# Where clients of Anthropic's API look for the id.
+_ANTHROPIC_HEADER: Final = b"request-id"
 
 
 class Envelope:
-    """Puts `x-request-id` on every response: the client's id where that is printable, or a fresh one.
+    """Puts `x-request-id` on every response, and into `scope["state"]["request_id"]`: the client's id where that is
+    printable, or a fresh one.
 
     Refuses calls with more than `MAX_HEADERS` bytes of headers with status 431.
     """
@@ -33,15 +36,17 @@ class Envelope:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        header = (_HEADER, _request_id(scope["headers"]))
+        request_id = _request_id(scope["headers"])
+        scope.setdefault("state", {})["request_id"] = request_id.decode()
+        own = [(_HEADER, request_id), *([(_ANTHROPIC_HEADER, request_id)] if is_anthropic(scope) else [])]
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), header]
+                message["headers"] = [*message.get("headers", ()), *own]
             await send(message)
 
         if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADERS:
-            await error_response(_too_large(), 431)(scope, receive, send_with_id)
+            await error_response(_too_large(), scope, 431)(scope, receive, send_with_id)
         else:
             await self._app(scope, receive, send_with_id)
 

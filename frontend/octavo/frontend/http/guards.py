@@ -62,7 +62,7 @@ async def _refuse(error: Unauthenticated, scope: Scope, receive: Receive, send: 
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": _REFUSED_WEBSOCKET})
         return
-    await error_response(error)(scope, receive, send)
+    await error_response(error, scope)(scope, receive, send)
 
 
 EVERY: Final = "*"
@@ -136,7 +136,7 @@ class BrowserGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and (objection := self._objection(scope)):
-            await error_response(objection)(scope, receive, send)
+            await error_response(objection, scope)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 

@@ -80,7 +80,7 @@ class EventStream(Response):
 
     An error before the first event becomes a response with the error's status; a later error is sent as
     `on_error(error)`. Comments alone do not begin the response before `ping_s` seconds have passed. After `ping_s`
-    seconds of silence a comment says that the stream is alive. `source` is closed when the client goes away.
+    seconds of silence `ping` says that the stream is alive. `source` is closed when the client goes away.
     """
 
     def __init__(
@@ -90,21 +90,23 @@ class EventStream(Response):
         ping_s: float,
         headers: Mapping[str, str] | None = None,
         on_error: Callable[[ServiceError], bytes] = error_events,
+        ping: bytes = PING,
     ) -> None:
         self._source = source
         self._ping_s = ping_s
+        self._ping = ping
         self._extra = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in (headers or {}).items()]
         self._on_error = on_error
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        outbox = _Outbox()
+        outbox = _Outbox(self._ping)
         pump = asyncio.ensure_future(self._pump(outbox))
         gone = asyncio.ensure_future(until_gone(receive))
         gone.add_done_callback(lambda _: outbox.end())
         try:
             if await outbox.wait_for_start(self._ping_s) and outbox.failure:
-                await error_response(outbox.failure)(scope, receive, send)
+                await error_response(outbox.failure, scope)(scope, receive, send)
             else:
                 await self._write(outbox, send)
         finally:
@@ -147,7 +149,8 @@ class _Outbox:
     wait are merged in the source.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ping: bytes) -> None:
+        self._ping = ping
         self.ended = False
         self.failure: ServiceError | None = None
         self._held: list[bytes] = []
@@ -201,7 +204,7 @@ class _Outbox:
             self._changed.clear()
             await self._changed.wait()
         if not self._held:
-            return b"" if self.ended else PING
+            return b"" if self.ended else self._ping
         body = b"".join(self._held)
         self._held.clear()
         self._num_bytes = 0

@@ -12,13 +12,14 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.frontend.api.body import unknown_fields_header
+from octavo.frontend.api.endpoint import SYSTEM_FINGERPRINT, Api, IndexedEvent
+from octavo.frontend.api.schemas import Sampling
+from octavo.frontend.api.usage import UsageSum
 from octavo.frontend.http.connection import while_connected
 from octavo.frontend.http.envelope import unix_time
 from octavo.frontend.http.streaming import DONE, EventStream, Sliced, comment
-from octavo.frontend.openai.body import unknown_fields_header
-from octavo.frontend.openai.endpoint import SYSTEM_FINGERPRINT, Api, IndexedEvent
-from octavo.frontend.openai.logprobs import UsageSum
-from octavo.frontend.openai.schemas import Sampling
+from octavo.frontend.openai.logprobs import usage_object
 from octavo.frontend.request.events import (
     MatchKind,
     RequestNotice,
@@ -207,7 +208,7 @@ async def gathered(form: AnswerFormat, events: AsyncGenerator[IndexedEvent]) -> 
             yield b"," if place else b""
             choice = form.choice(index)
             yield from choice.whole(started[index // form.n], pieces.pop(index, ()), finished[index])
-        yield b"]," + encode({"usage": usage.object(), **form.extra(started[0])})[1:]
+        yield b"]," + encode({"usage": usage_object(usage), **form.extra(started[0])})[1:]
 
     seen: list[RequestStarted | TextDelta] = [*started.values(), *chain.from_iterable(pieces.values())]
     num_long = sum(num_numbers(event.logprobs) for event in seen if isinstance(event, TextDelta) and event.logprobs)
@@ -237,12 +238,12 @@ class _Chunks:
         """Returns the event of the usage; empty unless the usage is asked for."""
         if not self._form.include_usage:
             return b""
-        return self._before + b'],"usage":' + encode(self.usage.object()) + b"}\n\n"
+        return self._before + b'],"usage":' + encode(usage_object(self.usage)) + b"}\n\n"
 
     def _more(self, extra: dict[str, Any]) -> bytes:
         fields = dict(extra)
         if self._form.include_usage:
-            fields["usage"] = self.usage.object() if self._form.continuous_usage else None
+            fields["usage"] = usage_object(self.usage) if self._form.continuous_usage else None
         return b"," + encode(fields)[1:-1] if fields else b""
 
 

@@ -1,29 +1,29 @@
 """Serves POST /v1/chat/completions."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.frontend.errors import bad_parameter
-from octavo.frontend.openai.answers import AnswerFormat, encode, finish_reason, respond, stop_reason, usage_options
-from octavo.frontend.openai.body import Reading, decoded, read_call
-from octavo.frontend.openai.endpoint import Api, fresh_id, generations, origin_of
-from octavo.frontend.openai.logprobs import ChatLogprobs, prompt_logprobs_of
-from octavo.frontend.openai.messages import chat_of, prediction_of, tools_of
-from octavo.frontend.openai.sampling import number_of_choices, sampling_of, seconds
-from octavo.frontend.openai.schemas import CHAT_UNSUPPORTED, ChatBody
-from octavo.frontend.openai.tool_calls import (
-    ToolCallParser,
+from octavo.frontend.answer_parsers.call_formats import NONE
+from octavo.frontend.answer_parsers.parts import AnswerPart, ContentText, ReasoningText, ToolCallDelta, joined, text_of
+from octavo.frontend.api.body import Reading, decoded, read_call
+from octavo.frontend.api.endpoint import Api, fresh_id, generations, origin_of
+from octavo.frontend.api.sampling import number_of_choices, sampling_of, seconds
+from octavo.frontend.api.tool_calls import (
     ToolChoiceMode,
     constraint_for,
-    make_parser,
-    needs_special_tokens,
+    make_reader,
+    markers_of,
     read_tool_choice,
 )
-from octavo.frontend.openai.tool_parsers import ParsedDelta, ToolCallDelta
+from octavo.frontend.errors import bad_parameter
+from octavo.frontend.openai.answers import AnswerFormat, encode, finish_reason, respond, stop_reason, usage_options
+from octavo.frontend.openai.logprobs import ChatLogprobs, prompt_logprobs_of
+from octavo.frontend.openai.messages import chat_of, prediction_of, tools_of
+from octavo.frontend.openai.schemas import CHAT_UNSUPPORTED, ChatBody
 from octavo.frontend.request.chat import Tool
 from octavo.frontend.request.events import RequestStarted, SequenceFinished, TextDelta
 from octavo.frontend.request.request import Constraint, GenerationRequest
@@ -33,12 +33,15 @@ from octavo.wire.requests import FinishReason
 
 @dataclass(frozen=True)
 class _Tools:
-    """Holds the functions in the prompt, the parser that finds calls in the answer, and what the answer must match."""
+    """Holds the functions in the prompt, the parser that finds calls in the answer, and what the answer must match.
+
+    `markers` are the texts of special tokens that the parser needs.
+    """
 
     functions: tuple[Tool, ...] = ()
     parser: str | None = None
     constraint: Constraint | None = None
-    keeps_special_tokens: bool = False
+    markers: tuple[str, ...] = ()
     one_call: bool = False
     is_forced: bool = False
 
@@ -79,10 +82,19 @@ def _tools(api: Api, body: ChatBody, asked: Constraint | None, reading: Reading)
     if not tools or choice.mode is ToolChoiceMode.NONE:
         return _Tools(constraint=asked)
     parallel = body.parallel_tool_calls is not False
-    constraint = constraint_for(tools, choice, parallel=parallel, kind=api.tool_format, reading=reading, asked=asked)
-    keeps = needs_special_tokens(api.tool_format, api.generation.tokenizer)
+    constraint = constraint_for(
+        tools,
+        choice,
+        parallel=parallel,
+        kind=api.tool_format,
+        reading=reading,
+        token_id=api.generation.tokenizer.added_token_id,
+        asked=asked,
+    )
     is_forced = choice.mode is not ToolChoiceMode.AUTO
-    return _Tools(tools, api.tool_format, constraint, keeps, one_call=not parallel, is_forced=is_forced)
+    return _Tools(
+        tools, api.tool_format, constraint, markers_of(api.tool_format), one_call=not parallel, is_forced=is_forced
+    )
 
 
 def _asked(
@@ -95,16 +107,16 @@ def _asked(
     ignored: list[str],
 ) -> GenerationRequest:
     most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    asked = GenerationRequest(
+    return GenerationRequest(
         prompt=chat_of(body, tools.functions, api.generation.tokenizer, ignored),
         request_id=call,
         max_new_tokens=most,
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prediction=prediction_of(body.prediction),
+        kept_special_tokens=tools.markers,
         **sampling,
         **origin_of(request),
     )
-    return replace(asked, skip_special_tokens=False) if tools.keeps_special_tokens else asked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,37 +143,38 @@ class _Choice:
 
     def __init__(self, index: int, tokenizer: ModelTokenizer, body: ChatBody, tools: _Tools) -> None:
         self._index = index
-        self._parser: ToolCallParser | None = None
-        if tools.parser:
-            self._parser = make_parser(tools.parser, is_forced=tools.is_forced)
-        self._one_call = tools.one_call
+        self._finds_calls = tools.parser is not None
+        self._reader = make_reader(
+            tools.parser or NONE, tools.functions, is_forced=tools.is_forced, one_call=tools.one_call
+        )
+        self._shows_reasoning = body.include_reasoning is not False
         self._logprobs = ChatLogprobs(tokenizer, body.top_logprobs or 0) if body.logprobs else None
         self._shows_ids = bool(body.return_token_ids)
-        self._is_plain = self._parser is None and self._logprobs is None and not self._shows_ids
+        self._is_plain = not self._finds_calls and self._logprobs is None and not self._shows_ids
         self._before = b'{"index":%d,"delta":{"content":' % index
 
     def begin(self, started: RequestStarted) -> bytes:
         return self._object({"role": "assistant", "content": ""})
 
     def piece(self, piece: TextDelta) -> bytes:
-        if self._is_plain:
+        if self._is_plain and not piece.reasoning:
             if not piece.text:
                 return b""
             return self._before + encode(piece.text) + b'},"logprobs":null,"finish_reason":null}'
-        delta = _delta(self._parsed(self._parser.feed(piece.text) if self._parser else ParsedDelta(piece.text)))
+        delta = self._delta(self._reader.take(piece.reasoning, piece.text))
         if not delta and self._logprobs is None and not self._shows_ids:
             return b""
         return self._object(delta, **self._tokens(piece))
 
     def end(self, finished: SequenceFinished) -> Sequence[bytes]:
-        rest = _delta(self._parsed(self._parser.finish())) if self._parser else {}
+        rest = self._delta(self._reader.finish())
         last = {"finish_reason": self._reason(finished), "stop_reason": stop_reason(finished)}
         return [*([self._object(rest)] if rest else []), self._object({}, **last)]
 
     def whole(
         self, started: RequestStarted, pieces: Sequence[TextDelta], finished: SequenceFinished
     ) -> Iterator[bytes]:
-        message = self._message("".join(piece.text for piece in pieces))
+        message = self._message(pieces)
         token_ids = [token_id for piece in pieces for token_id in piece.token_ids]
         found = {"index": self._index, "message": message, "finish_reason": self._reason(finished)}
         ids = {"token_ids": token_ids} if self._shows_ids else {}
@@ -172,16 +185,31 @@ class _Choice:
             yield b"null"
         yield b"}"
 
-    def _message(self, text: str) -> dict[str, Any]:
-        calls: tuple[ToolCallDelta, ...] = ()
-        if self._parser:
-            first, last = self._parsed(self._parser.feed(text)), self._parsed(self._parser.finish())
-            text, calls = first.content + last.content, first.calls + last.calls
+    def _message(self, pieces: Sequence[TextDelta]) -> dict[str, Any]:
+        read = [part for piece in pieces for part in self._reader.take(piece.reasoning, piece.text)]
+        parts = joined(read + self._reader.finish())
+        calls = [part for part in parts if isinstance(part, ToolCallDelta)]
+        text, reasoning = text_of(parts, ContentText), text_of(parts, ReasoningText)
         message = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
-        return {**message, "tool_calls": _whole_calls(calls)} if calls else message
+        return {
+            **message,
+            **(self._reasoning(reasoning) if reasoning else {}),
+            **({"tool_calls": list(map(_whole_call, calls))} if calls else {}),
+        }
 
-    def _parsed(self, parsed: ParsedDelta) -> ParsedDelta:
-        return replace(parsed, calls=tuple(c for c in parsed.calls if c.index == 0)) if self._one_call else parsed
+    def _delta(self, parts: Sequence[AnswerPart]) -> dict[str, Any]:
+        content, reasoning = text_of(parts, ContentText), text_of(parts, ReasoningText)
+        calls = [_call_delta(part) for part in parts if isinstance(part, ToolCallDelta)]
+        found: dict[str, Any] = {"content": content} if content else {}
+        return {
+            **(self._reasoning(reasoning) if reasoning else {}),
+            **found,
+            **({"tool_calls": calls} if calls else {}),
+        }
+
+    def _reasoning(self, text: str) -> dict[str, str]:
+        # Clients look for one name or the other.
+        return {"reasoning": text, "reasoning_content": text} if self._shows_reasoning else {}
 
     def _tokens(self, piece: TextDelta) -> dict[str, Any]:
         found: dict[str, Any] = {"token_ids": piece.token_ids} if self._shows_ids else {}
@@ -190,18 +218,11 @@ class _Choice:
         return found
 
     def _reason(self, finished: SequenceFinished) -> str:
-        called = self._parser is not None and self._parser.any_calls and finished.reason is FinishReason.STOP
+        called = self._reader.any_calls and finished.reason is FinishReason.STOP
         return "tool_calls" if called else finish_reason(finished)
 
     def _object(self, delta: dict[str, Any], **fields: object) -> bytes:
         return encode({"index": self._index, "delta": delta, "logprobs": None, "finish_reason": None, **fields})
-
-
-def _delta(parsed: ParsedDelta) -> dict[str, Any]:
-    found: dict[str, Any] = {"content": parsed.content} if parsed.content else {}
-    if parsed.calls:
-        found["tool_calls"] = [_call_delta(call) for call in parsed.calls]
-    return found
 
 
 def _call_delta(call: ToolCallDelta) -> dict[str, Any]:
@@ -211,11 +232,5 @@ def _call_delta(call: ToolCallDelta) -> dict[str, Any]:
     return {"index": call.index, "id": call.id, "type": "function", "function": function}
 
 
-def _whole_calls(calls: Sequence[ToolCallDelta]) -> list[dict[str, Any]]:
-    """Returns the calls with the parts of their arguments joined."""
-    arguments = {call.index: "".join(c.arguments for c in calls if c.index == call.index) for call in calls}
-    return [
-        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments[call.index]}}
-        for call in calls
-        if call.id
-    ]
+def _whole_call(call: ToolCallDelta) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

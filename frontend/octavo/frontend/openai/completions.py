@@ -10,17 +10,19 @@ from msgspec import Raw
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.frontend.api.body import UNREADABLE, Reading, given, read_call, unsupported_field
+from octavo.frontend.api.endpoint import Api, IndexedEvent, caller_of, fresh_id, generations, origin_of
+from octavo.frontend.api.sampling import number_of_choices, sampling_of, seconds
 from octavo.frontend.errors import InvalidRequest, bad_parameter
 from octavo.frontend.http.connection import while_connected
 from octavo.frontend.openai.answers import AnswerFormat, encode, finish_reason, respond, stop_reason, usage_options
-from octavo.frontend.openai.body import UNREADABLE, Reading, given, read_call
-from octavo.frontend.openai.endpoint import Api, IndexedEvent, caller_of, fresh_id, generations, origin_of
 from octavo.frontend.openai.logprobs import CompletionLogprobs, prompt_logprobs_of
-from octavo.frontend.openai.sampling import number_of_choices, sampling_of, seconds
 from octavo.frontend.openai.schemas import COMPLETION_UNSUPPORTED, CompletionBody
 from octavo.frontend.request.events import RequestStarted, RequestUsage, SequenceFinished, TextDelta
-from octavo.frontend.request.request import Caller, GenerationRequest
+from octavo.frontend.request.infill import Infill
+from octavo.frontend.request.request import Caller, GenerationRequest, Prompt
 from octavo.frontend.request.validation import check_prompt_size, check_room
+from octavo.frontend.text.infill import InfillFormat
 from octavo.frontend.text.tokenizer import ModelTokenizer
 from octavo.wire.requests import FinishReason
 from octavo.wire.sampling import MAX_TOP_LOGPROBS, Logprobs
@@ -85,11 +87,12 @@ async def completions(api: Api, request: Request) -> Response:
     _check(body)
     call = body.request_id or fresh_id()
     prompts = read_prompts(body.prompt, api.generation.max_model_len)
+    gaps, ends = _gaps(api, prompts, body.suffix) if body.suffix else (prompts, ())
     texts = await while_connected(request, _texts(api, prompts, caller_of(request))) if body.echo else []
     events = generations(
         api,
         request,
-        _asked(body, prompts, call, request, api.reading(unknown)),
+        _asked(body, gaps, call, request, api.reading(unknown), ends),
         seconds("timeout", body.timeout),
     )
     form = _CompletionFormat(
@@ -103,7 +106,7 @@ async def completions(api: Api, request: Request) -> Response:
         **usage_options(body),
     )
     if body.max_tokens == 0:
-        events = _without_answers(events)
+        events = without_answers(events)
     return await respond(api, request, form, events, unknown, streams=bool(body.stream))
 
 
@@ -112,6 +115,10 @@ def _check(body: CompletionBody) -> None:
         raise bad_parameter("logprobs", body.logprobs, f"it must be between 0 and {MAX_TOP_LOGPROBS}")
     if body.prompt_logprobs is not None and body.stream:
         raise bad_parameter("prompt_logprobs", body.prompt_logprobs, "a stream has none; use echo and logprobs")
+    if body.suffix and body.echo:
+        raise bad_parameter(
+            "echo", True, "a filling of the gap before suffix has no prompt to begin with; leave it out"
+        )
     if body.max_tokens == 0 and not body.echo:
         raise bad_parameter("max_tokens", 0, "without echo there would be no answer; it must be at least 1")
 
@@ -127,12 +134,42 @@ async def _text(api: Api, prompt: str | list[int], caller: Caller) -> str:
     return await api.generation.decode(prompt, caller, skip_special_tokens=False)
 
 
+def gap_format(api: Api, field: str) -> InfillFormat:
+    """Returns how the model is asked to fill a gap. Raises `Unsupported`, naming `field`, if it was not trained to."""
+    if (found := api.generation.tokenizer.infill_format) is None:
+        raise unsupported_field(
+            field,
+            "the model's tokenizer has no tokens for a text with a gap; serve a model that was trained to fill gaps, or"
+            " leave it out",
+        )
+    return found
+
+
+def _gaps(api: Api, prompts: Sequence[str | list[int]], suffix: str) -> tuple[list[Infill], tuple[int, ...]]:
+    """Returns the gaps between each prompt and `suffix`, and the tokens that end a filling."""
+    ends = gap_format(api, "suffix").ends
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if len(texts) < len(prompts):
+        raise bad_parameter("prompt", "of token ids", "with a suffix it must be a text, or a list of texts")
+    return [Infill(text, suffix) for text in texts], ends
+
+
 def _asked(
-    body: CompletionBody, prompts: Sequence[str | list[int]], call: str, request: Request, reading: Reading
+    body: CompletionBody,
+    prompts: Sequence[Prompt],
+    call: str,
+    request: Request,
+    reading: Reading,
+    ends: tuple[int, ...],
 ) -> list[GenerationRequest]:
-    """Returns one request for each prompt. With `max_tokens` 0 one token is generated, and not shown."""
+    """Returns one request for each prompt, which any of the tokens `ends` may end too.
+
+    With `max_tokens` 0 one token is generated, and not shown.
+    """
+    sampling = sampling_of(body, reading)
     fields = {
-        **sampling_of(body, reading),
+        **sampling,
+        "stop_token_ids": (*sampling.get("stop_token_ids", ()), *ends),
         **origin_of(request),
         "max_new_tokens": _MAX_TOKENS if body.max_tokens is None else body.max_tokens or 1,
         "top_logprobs": body.logprobs,
@@ -157,7 +194,7 @@ class _CompletionFormat(AnswerFormat):
         return _Choice(index, self.tokenizer, self.body, self.texts[index // self.n] if self.texts else None)
 
 
-async def _without_answers(events: AsyncGenerator[IndexedEvent]) -> AsyncGenerator[IndexedEvent]:
+async def without_answers(events: AsyncGenerator[IndexedEvent]) -> AsyncGenerator[IndexedEvent]:
     """Yields the events as if nothing had been generated."""
     async with aclosing(events):
         async for place, event in events:

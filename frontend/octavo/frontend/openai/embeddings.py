@@ -12,12 +12,12 @@ from msgspec import Raw
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.frontend.api.body import UNREADABLE, given, read_call, unknown_fields_header
+from octavo.frontend.api.endpoint import Api, caller_of, fresh_id, origin_of
+from octavo.frontend.api.sampling import seconds
 from octavo.frontend.errors import InvalidRequest, bad_parameter
 from octavo.frontend.http.connection import while_connected
 from octavo.frontend.openai.answers import encode
-from octavo.frontend.openai.body import UNREADABLE, given, read_call, unknown_fields_header
-from octavo.frontend.openai.endpoint import Api, caller_of, fresh_id, origin_of
-from octavo.frontend.openai.sampling import seconds
 from octavo.frontend.openai.schemas import POOLING_UNSUPPORTED, EmbeddingBody, PoolingBody
 from octavo.frontend.request.pooling import PoolingRequest, check_dimensions, check_inputs, numbers_of, shortened
 from octavo.frontend.stream.pooling import Output, outputs

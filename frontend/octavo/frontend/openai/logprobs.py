@@ -1,13 +1,12 @@
 """Writes logprobs in the two forms that OpenAI's API has for them, and counts of tokens."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate, chain, islice
 from typing import Any, Final
 
 import msgspec
 
-from octavo.frontend.request.events import Event, RequestStarted, RequestUsage, TextDelta
+from octavo.frontend.api.usage import UsageSum
 from octavo.frontend.text.tokenizer import ModelTokenizer
 from octavo.wire.sampling import Logprobs
 
@@ -130,40 +129,16 @@ def _candidates(tokenizer: ModelTokenizer, token_id: int, found: Logprobs) -> di
     }
 
 
-@dataclass
-class UsageSum:
-    """Sums the tokens of a call's generations: of ended ones exactly, of the others as far as they have got."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_tokens: int = 0
-    accepted_predictions: int = 0
-    rejected_predictions: int = 0
-    _so_far: dict[int, int] = field(default_factory=dict)
-
-    def note(self, place: int, event: Event) -> None:
-        """Takes in the next event of the call's generation `place`."""
-        match event:
-            case TextDelta(token_ids=token_ids):
-                self._so_far[place] = self._so_far.get(place, 0) + len(token_ids)
-                self.completion_tokens += len(token_ids)
-            case RequestStarted(prompt_token_ids=prompt):
-                self.prompt_tokens += len(prompt)
-            case RequestUsage():
-                self.completion_tokens += event.completion_tokens - self._so_far.get(place, 0)
-                self.cached_tokens += event.cached_prompt_tokens
-                self.accepted_predictions += event.accepted_predictions
-                self.rejected_predictions += event.rejected_predictions
-
-    def object(self) -> dict[str, Any]:
-        """Returns OpenAI's usage object."""
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
-            "completion_tokens_details": {
-                "accepted_prediction_tokens": self.accepted_predictions,
-                "rejected_prediction_tokens": self.rejected_predictions,
-            },
-        }
+def usage_object(usage: UsageSum) -> dict[str, Any]:
+    """Returns OpenAI's usage object."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {
+            "reasoning_tokens": usage.reasoning_tokens,
+            "accepted_prediction_tokens": usage.accepted_predictions,
+            "rejected_prediction_tokens": usage.rejected_predictions,
+        },
+    }

@@ -1,19 +1,16 @@
 """Reads the messages of a chat, as OpenAI's clients write them."""
 
-from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from msgspec import Raw
 
+from octavo.frontend.api.body import decoded, given, unsupported_field
+from octavo.frontend.api.template_variables import readable_variables
+from octavo.frontend.api.tool_calls import read_tools
 from octavo.frontend.errors import bad_parameter
-from octavo.frontend.openai.body import decoded, given, unsupported_field
 from octavo.frontend.openai.schemas import ContentPart, MessageBody, PredictionBody, ToolCallBody
-from octavo.frontend.openai.tool_calls import read_tools
 from octavo.frontend.request.chat import MAX_VARIABLES_BYTES, Chat, ChatMessage, Tool, ToolCall
 from octavo.frontend.text.tokenizer import ModelTokenizer
-
-# Template variables that have a field of their own in the body.
-_FIELDS: Final = {"reasoning_effort": "reasoning_effort"}
 
 
 class ChatFields(Protocol):
@@ -43,7 +40,7 @@ def chat_of(body: ChatFields, tools: tuple[Tool, ...], tokenizer: ModelTokenizer
     return Chat(
         messages=tuple(_message(place, message) for place, message in enumerate(body.messages)),
         tools=tools,
-        template_variables=readable_variables(_variables(body), tokenizer, bool(tools), ignored),
+        template_variables=readable_variables(_variables(body), body.reasoning_effort, tokenizer, bool(tools), ignored),
         add_generation_prompt=not continues if body.add_generation_prompt is None else body.add_generation_prompt,
         continue_final_message=continues,
     )
@@ -68,20 +65,8 @@ def tools_of(body: ChatFields, ignored: list[str]) -> tuple[Tool, ...]:
     return read_tools(decoded("tools", body.tools, object), ignored).functions
 
 
-def readable_variables(
-    variables: Mapping[str, Any], tokenizer: ModelTokenizer, with_tools: bool, ignored: list[str]
-) -> dict[str, Any]:
-    """Returns the variables that the model's chat template reads; the others are named in `ignored`."""
-    readable = tokenizer.template_variables(with_tools)
-    ignored += [_FIELDS.get(name, f"chat_template_kwargs.{name}") for name in sorted(variables.keys() - readable)]
-    return {name: value for name, value in variables.items() if name in readable}
-
-
 def _variables(body: ChatFields) -> dict[str, Any]:
-    variables = decoded("chat_template_kwargs", body.chat_template_kwargs, dict[str, Any], MAX_VARIABLES_BYTES) or {}
-    if body.reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", body.reasoning_effort)
-    return variables
+    return decoded("chat_template_kwargs", body.chat_template_kwargs, dict[str, Any], MAX_VARIABLES_BYTES) or {}
 
 
 def _message(place: int, message: MessageBody) -> ChatMessage:
@@ -96,6 +81,7 @@ def _message(place: int, message: MessageBody) -> ChatMessage:
         name=message.name or "",
         tool_calls=tuple(_tool_call(f"{field}.tool_calls", call) for call in message.tool_calls or ()),
         tool_call_id=message.tool_call_id or "",
+        reasoning=message.reasoning or message.reasoning_content or "",
     )
 
 

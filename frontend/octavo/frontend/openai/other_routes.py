@@ -5,11 +5,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.frontend.api.body import read_call, unknown_fields_header, unsupported_field
+from octavo.frontend.api.endpoint import VERSION, Api, caller_of, check_trusted
 from octavo.frontend.errors import NotFound, Reason, bad_parameter
 from octavo.frontend.http.connection import while_connected
 from octavo.frontend.openai.answers import encode
-from octavo.frontend.openai.body import read_call, unknown_fields_header, unsupported_field
-from octavo.frontend.openai.endpoint import VERSION, Api, caller_of, check_trusted
 from octavo.frontend.openai.logprobs import token_text
 from octavo.frontend.openai.messages import chat_of, tools_of
 from octavo.frontend.openai.schemas import TOKENIZE_UNSUPPORTED, DetokenizeBody, TokenizeBody

@@ -6,13 +6,14 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta, Raw, Struct
 
+from octavo.frontend.api.body import Neutral, Reading, decoded, given, unsupported_field
+from octavo.frontend.api.sampling import constraint_of, schema_constraint
+from octavo.frontend.api.schemas import MAX_PARTS, Sampling
+from octavo.frontend.api.template_variables import readable_variables
 from octavo.frontend.errors import bad_parameter
 from octavo.frontend.http.connection import MAX_BODY
-from octavo.frontend.openai.body import Neutral, Reading, decoded, given, unsupported_field
-from octavo.frontend.openai.messages import readable_variables
-from octavo.frontend.openai.sampling import constraint_of, schema_constraint
-from octavo.frontend.openai.schemas import CHAT_UNSUPPORTED, MAX_PARTS, ContentPart, Sampling
-from octavo.frontend.request.chat import MAX_MESSAGES, Chat, ChatMessage, Tool, ToolCall
+from octavo.frontend.openai.schemas import CHAT_UNSUPPORTED, ContentPart
+from octavo.frontend.request.chat import MAX_MESSAGES, MAX_VARIABLES_BYTES, Chat, ChatMessage, Tool, ToolCall
 from octavo.frontend.request.request import Constraint, ConstraintKind
 from octavo.frontend.text.tokenizer import ModelTokenizer
 
@@ -20,7 +21,10 @@ _Parts = Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)]
 
 
 class Item(Struct, frozen=True, kw_only=True):
-    """Holds an item of the input: a message, a call of a function, or its output. Clients may send an answer's back."""
+    """Holds an item of the input: a message, reasoning, a call of a function, or its output.
+
+    Clients may send an answer's back.
+    """
 
     type: str = "message"
     role: str = ""
@@ -29,6 +33,7 @@ class Item(Struct, frozen=True, kw_only=True):
     name: str = ""
     arguments: str = ""
     output: str | _Parts | None = None
+    summary: _Parts | None = None
 
 
 class Format(Struct, frozen=True, kw_only=True):
@@ -66,6 +71,7 @@ class ResponsesBody(Sampling, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
+    chat_template_kwargs: Raw = Raw()
 
 
 RESPONSES_UNSUPPORTED: Final[Neutral] = {
@@ -89,7 +95,7 @@ RESPONSES_UNSUPPORTED: Final[Neutral] = {
 }
 
 
-_TEXT_PARTS = ("input_text", "output_text", "text")
+_TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 
 def chat_of(body: ResponsesBody, tools: tuple[Tool, ...], tokenizer: ModelTokenizer, ignored: list[str]) -> Chat:
@@ -98,13 +104,11 @@ def chat_of(body: ResponsesBody, tools: tuple[Tool, ...], tokenizer: ModelTokeni
     Raises `InvalidRequest`, and `Unsupported` for items that are no text.
     """
     before = [ChatMessage("system", body.instructions)] if body.instructions else []
-    wanted: dict[str, Any] = {}
-    if body.reasoning is not None:
-        if body.reasoning.summary is not None:
-            ignored.append("reasoning.summary")
-        if body.reasoning.effort is not None:
-            wanted["reasoning_effort"] = body.reasoning.effort
-    variables = readable_variables(wanted, tokenizer, bool(tools), ignored)
+    if body.reasoning is not None and body.reasoning.summary is not None:
+        ignored.append("reasoning.summary")
+    effort = body.reasoning.effort if body.reasoning else None
+    given_variables = decoded("chat_template_kwargs", body.chat_template_kwargs, dict[str, Any], MAX_VARIABLES_BYTES)
+    variables = readable_variables(given_variables or {}, effort, tokenizer, bool(tools), ignored)
     return Chat((*before, *_messages(_items(body), ignored)), tools, template_variables=variables)
 
 
@@ -128,29 +132,43 @@ def _items(body: ResponsesBody) -> list[Item]:
 
 def _messages(items: Iterable[Item], ignored: list[str]) -> list[ChatMessage]:
     messages: list[ChatMessage] = []
+    # What the assistant has thought before its next message or call.
+    thought = ""
     for place, item in enumerate(items):
         field = f"input[{place}]"
         match item.type:
             case "message":
-                messages.append(ChatMessage(item.role, _text(f"{field}.content", item.content)))
+                text = _text(f"{field}.content", item.content)
+                is_assistant = item.role == "assistant"
+                messages.append(ChatMessage(item.role, text, reasoning=thought if is_assistant else ""))
+                thought = ""
             case "function_call":
-                _add_call(messages, ToolCall(item.call_id, item.name, item.arguments or "{}"))
+                _add_call(messages, ToolCall(item.call_id, item.name, item.arguments or "{}"), thought)
+                thought = ""
             case "function_call_output":
                 output = _text(f"{field}.output", item.output)
                 messages.append(ChatMessage("tool", output, tool_call_id=item.call_id))
-            case "reasoning" | "web_search_call":
-                # The reasoning or the searches of another turn.
+            case "reasoning":
+                thought = _thought(field, item)
+            case "web_search_call":
+                # The searches of another turn.
                 ignored.append(f"{field}.{item.type}")
             case _:
-                known = "messages, function calls and their outputs are known here"
+                known = "messages, reasoning, function calls and their outputs are known here"
                 raise unsupported_field(f"{field} of type {item.type[:64]!r}", known)
     return messages
 
 
-def _add_call(messages: list[ChatMessage], call: ToolCall) -> None:
+def _thought(field: str, item: Item) -> str:
+    """Returns the text of reasoning, or else its summary; empty where there is but an encrypted one of elsewhere."""
+    content = item.content or item.summary or ()
+    return _text(f"{field}.content", content if isinstance(content, str) else list(content))
+
+
+def _add_call(messages: list[ChatMessage], call: ToolCall, thought: str) -> None:
     """Adds a call to the message of the assistant before it, or to a new empty message."""
-    if not messages or messages[-1].role != "assistant":
-        messages.append(ChatMessage("assistant", ""))
+    if not messages or messages[-1].role != "assistant" or thought:
+        messages.append(ChatMessage("assistant", "", reasoning=thought))
     messages[-1] = replace(messages[-1], tool_calls=(*messages[-1].tool_calls, call))
 
 

@@ -1,109 +1,19 @@
-"""Declares the bodies of requests, as OpenAI's clients and vLLM's users send them. None means "left out" everywhere."""
+"""Holds the bodies of requests as structs, as OpenAI's clients and vLLM's users send them. None means "left out"
+everywhere."""
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta, Raw
 
-from octavo.frontend.openai.body import Neutral
+from octavo.frontend.api.body import Neutral
+from octavo.frontend.api.schemas import MAX_PARTS, BodyStruct, Sampling
 from octavo.frontend.request.chat import MAX_MESSAGES, MAX_TOOL_CALLS
 
-MAX_PARTS: Final = 1024
 # More cannot fit in any context; checked before anything walks over them.
 _MAX_IDS: Final = 1 << 21
 
 Ids = Annotated[list[int], Meta(max_length=_MAX_IDS)]
-FewIds = Annotated[list[int], Meta(max_length=1024)]
-
-
-class _Body(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Sets what all bodies and their parts have in common: they are immutable, and made by field names."""
-
-
-class StreamOptions(_Body, frozen=True, kw_only=True):
-    """Says how a stream reports its usage."""
-
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
-    include_obfuscation: bool | None = None
-
-
-class JsonSchema(_Body, frozen=True, kw_only=True):
-    """Wraps a schema as OpenAI does. `schema` is JSON text."""
-
-    name: str = ""
-    description: str | None = None
-    schema: Raw = Raw()
-    strict: bool | None = None
-
-
-class ResponseFormat(_Body, frozen=True, kw_only=True):
-    """Asks for structured output as OpenAI does."""
-
-    type: str
-    json_schema: JsonSchema | None = None
-
-
-class StructuredOutputs(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Asks for structured output as vLLM does. `json` is a schema, or the text of one."""
-
-    json: Raw = Raw()
-    regex: str | None = None
-    choice: Annotated[list[str], Meta(max_length=1024)] | None = None
-    grammar: str | None = None
-    json_object: bool | None = None
-
-
-class Sampling(_Body, frozen=True, kw_only=True):
-    """Holds the fields that completions, chats and responses have in common."""
-
-    model: str | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    n: int | None = None
-    best_of: int | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    seed: int | None = None
-    stop: str | Annotated[list[str], Meta(max_length=64)] | None = None
-    logit_bias: Annotated[dict[int, float], Meta(max_length=1024)] | None = None
-    response_format: ResponseFormat | None = None
-    # vLLM's fields.
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    stop_token_ids: FewIds | None = None
-    allowed_token_ids: FewIds | None = None
-    ignore_eos: bool | None = None
-    min_tokens: int | None = None
-    skip_special_tokens: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
-    request_id: str | None = None
-    return_token_ids: bool | None = None
-    prompt_logprobs: int | None = None
-    use_beam_search: bool | None = None
-    length_penalty: float | None = None
-    early_stopping: bool | Literal["never"] | None = None
-    structured_outputs: StructuredOutputs | None = None
-    guided_json: Raw = Raw()
-    guided_regex: str | None = None
-    guided_choice: Annotated[list[str], Meta(max_length=1024)] | None = None
-    guided_grammar: str | None = None
-    # Octavo's fields: seconds in all and in the queue, and the name of a pinned prefix.
-    timeout: float | None = None
-    max_queue_time: float | None = None
-    pinned_prefix: str | None = None
-    # These fields say nothing about the answer.
-    user: Raw = Raw()
-    metadata: Raw = Raw()
-    safety_identifier: Raw = Raw()
-    prompt_cache_key: Raw = Raw()
-    prompt_cache_retention: Raw = Raw()
 
 
 class CompletionBody(Sampling, frozen=True, kw_only=True):
@@ -113,9 +23,10 @@ class CompletionBody(Sampling, frozen=True, kw_only=True):
     echo: bool | None = None
     logprobs: int | None = None
     add_special_tokens: bool | None = None
+    suffix: str | None = None
 
 
-class PoolingBody(_Body, frozen=True, kw_only=True):
+class PoolingBody(BodyStruct, frozen=True, kw_only=True):
     """Holds what the bodies of all calls have in common that ask for an output of the model in place of text."""
 
     model: str | None = None
@@ -169,28 +80,28 @@ class ClassifyBody(PoolingBody, frozen=True, kw_only=True):
     use_activation: bool | None = None
 
 
-class ContentPart(_Body, frozen=True, kw_only=True):
+class ContentPart(BodyStruct, frozen=True, kw_only=True):
     """Holds a part of a message's content."""
 
     type: str
     text: str | None = None
 
 
-class Function(_Body, frozen=True, kw_only=True):
+class Function(BodyStruct, frozen=True, kw_only=True):
     """Names a function that was called; `arguments` is JSON text."""
 
     name: str
     arguments: str
 
 
-class PredictionBody(_Body, frozen=True, kw_only=True):
+class PredictionBody(BodyStruct, frozen=True, kw_only=True):
     """Holds what a chat's answer is expected to be."""
 
     type: str
     content: str | Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)]
 
 
-class ToolCallBody(_Body, frozen=True, kw_only=True):
+class ToolCallBody(BodyStruct, frozen=True, kw_only=True):
     """Holds a call in an assistant's message."""
 
     function: Function
@@ -198,8 +109,11 @@ class ToolCallBody(_Body, frozen=True, kw_only=True):
     type: str = "function"
 
 
-class MessageBody(_Body, frozen=True, kw_only=True):
-    """Holds one message of a chat; `refusal` is what an assistant may have said instead of content."""
+class MessageBody(BodyStruct, frozen=True, kw_only=True):
+    """Holds one message of a chat; `refusal` is what an assistant may have said instead of content.
+
+    What it had thought before stands under either of two names.
+    """
 
     role: str
     content: str | Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)] | None = None
@@ -207,6 +121,8 @@ class MessageBody(_Body, frozen=True, kw_only=True):
     tool_calls: Annotated[list[ToolCallBody], Meta(max_length=MAX_TOOL_CALLS)] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
     audio: Raw = Raw()
     function_call: Raw = Raw()
 
@@ -228,10 +144,11 @@ class ChatBody(Sampling, frozen=True, kw_only=True):
     top_logprobs: int | None = None
     tool_choice: Raw = Raw()
     parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
     prediction: PredictionBody | None = None
 
 
-class TokenizeBody(_Body, frozen=True, kw_only=True):
+class TokenizeBody(BodyStruct, frozen=True, kw_only=True):
     """Holds the body of /tokenize: a text, or a chat."""
 
     model: str | None = None
@@ -246,7 +163,7 @@ class TokenizeBody(_Body, frozen=True, kw_only=True):
     return_token_strs: bool | None = None
 
 
-class DetokenizeBody(_Body, frozen=True, kw_only=True):
+class DetokenizeBody(BodyStruct, frozen=True, kw_only=True):
     """Holds the body of /detokenize."""
 
     tokens: Ids
@@ -262,7 +179,7 @@ _UNSUPPORTED: Final[Neutral] = {
     "spaces_between_special_tokens": (b"true",),
     "return_tokens_as_token_ids": (b"false",),
 }
-COMPLETION_UNSUPPORTED: Final[Neutral] = {**_UNSUPPORTED, "suffix": (b'""',)}
+COMPLETION_UNSUPPORTED: Final[Neutral] = _UNSUPPORTED
 CHAT_UNSUPPORTED: Final[Neutral] = {
     **_UNSUPPORTED,
     "add_special_tokens": (b"false",),

@@ -8,11 +8,11 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.frontend.api.body import read_call, unknown_fields_header
+from octavo.frontend.api.endpoint import Api, fresh_id
 from octavo.frontend.errors import InvalidRequest, Reason, bad_parameter
 from octavo.frontend.openai.answers import encode
-from octavo.frontend.openai.body import read_call, unknown_fields_header
 from octavo.frontend.openai.embeddings import asked_of, read_inputs, run, usage_of
-from octavo.frontend.openai.endpoint import Api, fresh_id
 from octavo.frontend.openai.schemas import POOLING_UNSUPPORTED, ClassifyBody, PoolingBody, RerankBody, ScoreBody
 from octavo.frontend.request.pooling import check_inputs, cosine, numbers_of, sigmoid, softmax
 from octavo.frontend.stream.pooling import Output

@@ -15,8 +15,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.frontend.api.endpoint import Api, caller_of
 from octavo.frontend.errors import NotFound, Overloaded, Reason, Unavailable
-from octavo.frontend.openai.endpoint import Api, caller_of
 from octavo.frontend.page.live_view import status_of, unreachable
 from octavo.frontend.request.request import Caller
 from octavo.frontend.scheduler.pool import Listing

@@ -14,9 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from octavo.frontend.api.endpoint import Api, check_trusted, route
 from octavo.frontend.errors import NotFound, Reason
 from octavo.frontend.http.streaming import EventStream, data
-from octavo.frontend.openai.endpoint import Api, check_trusted, route
 from octavo.frontend.page.live_view import LiveView, snapshots
 from octavo.frontend.page.requests import Explainer, abort_request, check_has_source, explain_request
 

@@ -22,7 +22,7 @@ class ChatMessage:
     """Holds one message of a conversation. All of its fields but `role` are plain text.
 
     `role` must be one of `ROLES`, for chat templates build control tokens from the role. An assistant's message may
-    have `tool_calls`, a tool's answer a `tool_call_id`.
+    have `tool_calls`, and the `reasoning` that came before them, a tool's answer a `tool_call_id`.
     """
 
     role: str
@@ -30,6 +30,7 @@ class ChatMessage:
     name: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
+    reasoning: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Chat:
 
     def _texts(self) -> Iterator[str]:
         for message in self.messages:
-            yield from (message.content, message.name, message.tool_call_id)
+            yield from (message.content, message.name, message.tool_call_id, message.reasoning)
             for call in message.tool_calls:
                 yield from (call.id, call.name, call.arguments_json)
         for tool in self.tools:

@@ -126,7 +126,8 @@ class Match:
 class RequestStarted:
     """The request was checked, and its first token was computed. `seed` is the seed in force, given or drawn.
 
-    `prompt_logprobs`, if asked for, has one entry for each prompt token but the first.
+    `prompt_logprobs`, if asked for, has one entry for each prompt token but the first. `cached_prompt_tokens` of the
+    prompt's tokens were found computed already.
     """
 
     request_id: str
@@ -134,19 +135,21 @@ class RequestStarted:
     prompt_token_ids: Sequence[int]
     seed: int
     prompt_logprobs: Sequence[Logprobs]
+    cached_prompt_tokens: int = 0
 
 
 class TextDelta(msgspec.Struct, frozen=True):
     """Brings new tokens of the sequence `index`, and the new text that later tokens cannot change.
 
-    Either may be empty, for text may wait for its next token. `logprobs` has one entry per token where the scheduler
-    was asked for logprobs.
+    Either may be empty, for text may wait for its next token. `reasoning` is text that the model has thought; it comes
+    before `text`. `logprobs` has one entry per token where the scheduler was asked for logprobs.
     """
 
     text: str
     token_ids: list[int]
     logprobs: Sequence[Logprobs] = ()
     index: int = 0
+    reasoning: str = ""
 
 
 @dataclass(frozen=True)
@@ -176,7 +179,8 @@ class RequestUsage:
     """Tells what a whole request has taken: counts in tokens, times in seconds.
 
     `drafted_tokens` are guesses of its tokens that were checked, `accepted_tokens` the right ones;
-    `accepted_predictions` and `rejected_predictions` are those of its own prediction.
+    `accepted_predictions` and `rejected_predictions` are those of its own prediction. `reasoning_tokens` are those of
+    the completion that the model has thought with, markers included.
     """
 
     prompt_tokens: int
@@ -190,6 +194,7 @@ class RequestUsage:
     accepted_tokens: int = 0
     accepted_predictions: int = 0
     rejected_predictions: int = 0
+    reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from octavo.frontend.request.chat import Chat
 from octavo.frontend.request.fields import Elsewhere, Range, table_of
+from octavo.frontend.request.infill import Infill
 from octavo.wire.requests import Priority
 from octavo.wire.sampling import (
     MAX_ALLOWED_TOKEN_IDS,
@@ -68,7 +69,8 @@ class Constraint:
 
     `text` is the schema, the expression or the grammar (Lark or GBNF); `choices` are the texts of `CHOICE`. With a
     schema, `closes` limits objects to the properties that they list (`octavo.frontend.text.grammars.closed`), and
-    `lenient` leaves out the keywords that no grammar can enforce instead of refusing them.
+    `lenient` leaves out the keywords that no grammar can enforce instead of refusing them. A grammar that is `framed`
+    has the model's own frame of messages in it, where it has one.
     """
 
     kind: ConstraintKind
@@ -76,15 +78,17 @@ class Constraint:
     choices: tuple[str, ...] = ()
     closes: bool = False
     lenient: bool = False
+    framed: bool = False
 
 
-# Text, token ids, or a chat.
-Prompt = str | Sequence[int] | Chat
+# Text, token ids, a chat, or a gap to fill.
+Prompt = str | Sequence[int] | Chat | Infill
 # Text, or token ids.
 Prediction = str | Sequence[int]
 _Label = Annotated[str, Meta(max_length=MAX_LABEL_LENGTH)]
 _Seed = Annotated[int, Meta(ge=0, le=2**64 - 1, description="an unsigned 64-bit number")]
 _NewTokens = Annotated[int, Meta(ge=1, description="at least 1; leave it out for no limit")]
+_ReasoningTokens = Annotated[int, Meta(ge=0, description="at least 0; leave it out for no limit")]
 _Wait = Annotated[
     float,
     Meta(ge=0.001, le=MAX_WAIT_S, description=f"between 0.001 and {MAX_WAIT_S:g} seconds; leave it out for no limit"),
@@ -103,8 +107,9 @@ class GenerationRequest:
     `top_logprobs` and `prompt_logprobs` are how many alternatives to report with each token's logprob. `max_queue_s` is
     how long the request may wait to be computed, `detach_grace_s` how long it is kept without a reader, in seconds.
     `add_special_tokens` lets the tokenizer add its own tokens (a BOS) to a prompt that is text. `prediction` is what
-    the answer is expected to be, which may make it faster and changes nothing else. `traceparent` is the W3C trace
-    context of the caller.
+    the answer is expected to be, which may make it faster and changes nothing else. After `max_reasoning_tokens` the
+    model must end its reasoning; 0 lets it think nothing. `kept_special_tokens` are not skipped with others.
+    `traceparent` is the W3C trace context of the caller.
     """
 
     prompt: Prompt
@@ -125,12 +130,14 @@ class GenerationRequest:
     allowed_token_ids: Annotated[Sequence[int], Meta(max_length=MAX_ALLOWED_TOKEN_IDS)] = ()
     banned_token_ids: Annotated[Sequence[int], Meta(max_length=MAX_ALLOWED_TOKEN_IDS)] = ()
     max_new_tokens: Annotated[_NewTokens | None, Elsewhere("max_tokens")] = None
+    max_reasoning_tokens: _ReasoningTokens | None = None
     min_new_tokens: Annotated[int, Meta(ge=0, description="at least 0"), Elsewhere("min_tokens")] = 0
     stop_strings: Annotated[Sequence[str], Meta(max_length=8), Elsewhere("stop")] = ()
     stop_token_ids: Annotated[Sequence[int], Meta(max_length=MAX_STOP_TOKEN_IDS)] = ()
     include_stop: Annotated[bool, Elsewhere("include_stop_str_in_output")] = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    kept_special_tokens: Sequence[str] = ()
     top_logprobs: TopLogprobs | None = None
     prompt_logprobs: TopLogprobs | None = None
     incremental: bool = True

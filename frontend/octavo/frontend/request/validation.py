@@ -7,6 +7,7 @@ from octavo.frontend.errors import InvalidRequest, Reason, Unsupported, bad_para
 from octavo.frontend.request import chat as chat_form
 from octavo.frontend.request.chat import Chat, check_bytes, check_label
 from octavo.frontend.request.fields import Range, range_of
+from octavo.frontend.request.infill import Infill
 from octavo.frontend.request.request import (
     FIELDS,
     MAX_CHOICES,
@@ -60,8 +61,11 @@ def check_prompt_size(prompt: Prompt, max_model_len: int) -> None:
 
     `max_model_len` is in tokens.
     """
-    if not isinstance(prompt, str | Chat):
+    if not isinstance(prompt, str | Chat | Infill):
         check_room(len(prompt), max_model_len)
+        return
+    if isinstance(prompt, Infill) and prompt.most_tokens is not None:
+        # It is cut down to what fits.
         return
     size = _num_bytes(prompt)
     bound = _byte_bound(max_model_len)
@@ -182,7 +186,15 @@ def _check_choices(constraint: Constraint) -> None:
 
 
 def _check_prompt_form(prompt: Prompt) -> None:
-    if not (prompt.messages if isinstance(prompt, Chat) else prompt):
+    match prompt:
+        case Chat():
+            is_empty = not prompt.messages
+        case Infill():
+            # The control tokens around the gap are there to continue.
+            is_empty = False
+        case _:
+            is_empty = not prompt
+    if is_empty:
         raise bad_parameter("prompt", "empty", "there must be at least one token to continue; send some text")
     if isinstance(prompt, Chat):
         chat_form.check_chat(prompt)
@@ -193,7 +205,10 @@ def _byte_bound(max_model_len: int) -> int:
     return _BYTES_PER_TOKEN * max_model_len + _SLACK_BYTES
 
 
-def _num_bytes(prompt: str | Chat) -> int:
-    if isinstance(prompt, str):
-        return len(prompt.encode())
+def _num_bytes(prompt: str | Chat | Infill) -> int:
+    match prompt:
+        case str():
+            return len(prompt.encode())
+        case Infill():
+            return prompt.num_bytes
     return prompt.num_bytes + len(prompt.messages) * _BYTES_PER_MESSAGE

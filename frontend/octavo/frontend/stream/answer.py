@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Final
 
+from octavo.frontend.answer_parsers.reasoning import Reasoning
 from octavo.frontend.errors import Broken, Reason
 from octavo.frontend.request.events import (
     Emitted,
@@ -47,12 +48,15 @@ class Answer:
         model: str,
         detokenizers: DetokenizerSource,
         eos_token_ids: Set[int],
+        reasoning: Reasoning | None = None,
     ) -> None:
+        """`reasoning` says how what the model thinks is set apart, None where nothing is."""
         self.journal = journal
         self._request = request
         self._model = model
         self._detokenizers = detokenizers
         self._eos_token_ids = eos_token_ids
+        self._reasoning = reasoning
         self._completions = self._fresh_completions()
         sampling = journal.sampling
         self._is_ranked = sampling.beam is not None or request.num_sequences < len(self._completions)
@@ -130,6 +134,7 @@ class Answer:
             accepted_tokens=drafts.accepted,
             accepted_predictions=drafts.accepted_predictions,
             rejected_predictions=drafts.rejected_predictions,
+            reasoning_tokens=sum(completion.num_reasoning_tokens for completion in self._completions),
         )
 
     def _start(self) -> RequestStarted:
@@ -140,6 +145,7 @@ class Answer:
             prompt_token_ids=journal.prompt_token_ids,
             seed=journal.sampling.seed,
             prompt_logprobs=journal.prompt_logprobs or [],
+            cached_prompt_tokens=journal.cached_prompt_tokens,
         )
 
     def _take_news(self, events: list[Event]) -> None:
@@ -182,10 +188,10 @@ class Answer:
     def _whole(self, place: int, index: int) -> Iterator[Event]:
         """Yields what was kept of a sequence that has ended, and its end."""
         sequence, completion, start = self.journal.sequences[index], self._completions[index], 0
-        for num_tokens, text in completion.kept():
+        for num_tokens, reasoning, text in completion.kept():
             part = slice(start, start + num_tokens)
             start += num_tokens
-            yield TextDelta(text, sequence.token_ids[part], sequence.logprobs[part], place)
+            yield TextDelta(text, sequence.token_ids[part], sequence.logprobs[part], place, reasoning)
         assert completion.finished
         scored = self.journal.sampling.logprobs is not None
         total = completion.cumulative_logprob if scored else sequence.cumulative_logprob
@@ -224,6 +230,12 @@ class Answer:
         return self._best()[place] if self._is_ranked else place
 
     def _fresh_completions(self) -> list[SequenceText]:
-        request, sampling = self._request, self.journal.sampling
-        detokenizer = self._detokenizers.detokenizer(skip_special_tokens=request.skip_special_tokens)
-        return [SequenceText(request, sampling, self._eos_token_ids, detokenizer) for _ in self.journal.sequences]
+        request, sampling, reasoning = self._request, self.journal.sampling, self._reasoning
+        detokenizer = self._detokenizers.detokenizer(
+            skip_special_tokens=request.skip_special_tokens,
+            kept=(*request.kept_special_tokens, *(reasoning.format.markers if reasoning else ())),
+        )
+        return [
+            SequenceText(request, sampling, self._eos_token_ids, detokenizer, reasoning.parser() if reasoning else None)
+            for _ in self.journal.sequences
+        ]

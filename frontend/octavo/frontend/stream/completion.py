@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
+from octavo.frontend.answer_parsers.reasoning import ReasoningParser, Split
 from octavo.frontend.request.events import Match, MatchKind, SequenceFinished, TextDelta, chosen
 from octavo.frontend.request.request import GenerationRequest
 from octavo.frontend.text.detokenizer import Detokenizer, scan
@@ -23,12 +24,15 @@ class SequenceText:
         sampling: SamplingParams,
         eos_token_ids: Set[int],
         detokenizer: Detokenizer[Any],
+        reasoning: ReasoningParser | None = None,
     ) -> None:
+        """`reasoning` sets apart what the model thinks, None for a model that thinks nothing."""
         self._request = request
         self._sampling = sampling
         self._stop_token_ids = frozenset(sampling.stop_token_ids)
         self._eos_token_ids = eos_token_ids
         self._detokenizer = detokenizer
+        self._reasoning = reasoning
         # What has no text yet, and text that a stop string may begin with.
         self._undecoded = detokenizer.start
         self._held = ""
@@ -36,42 +40,63 @@ class SequenceText:
         # The sum over the tokens counted, where they came with logprobs.
         self.cumulative_logprob = 0.0
         self.finished: SequenceFinished | None = None
-        # The text that waits for the end, in parts, and the number of tokens of each.
-        self._waiting: list[list[str]] = []
-        self._num_waiting: list[int] = []
+        # What waits for the end, in parts: of each its number of tokens, its reasoning and its text.
+        self._waiting: list[tuple[int, list[str], list[str]]] = []
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Returns how many of the tokens counted the model has thought with."""
+        return self._reasoning.num_tokens if self._reasoning else 0
 
     def feed(self, token_ids: Sequence[int], logprobs: Sequence[Logprobs] = (), index: int = 0) -> TextDelta:
         """Takes tokens up to the one that ends the sequence; returns those with the text that is certain.
 
-        `logprobs` has one entry per token, or none at all. `index` is the index of the sequence in the answer.
+        Where the model may begin to think after text, the tokens taken end there. `logprobs` has one entry per token,
+        or none at all. `index` is the index of the sequence in the answer.
         """
-        before, text = self.num_tokens, []
+        before, text, reasoning = self.num_tokens, list[str](), list[str]()
         for token_id in token_ids:
             if self.finished:
                 break
             self.num_tokens += 1
-            text.append(self._feed_one(token_id))
+            found = self._feed_one(token_id)
+            if self._reasoning is None:
+                text.append(found)
+                continue
+            for split in self._split(self._reasoning, found):
+                reasoning.append(split.reasoning)
+                text.append(split.text)
+            if self._reasoning.is_between and any(text):
+                break
         taken = self.num_tokens - before
         if logprobs:
             logprobs = logprobs[:taken]
             for logprob in chosen(logprobs):
                 # One by one, so that the sum does not depend on how the tokens were cut into pieces.
                 self.cumulative_logprob += logprob
-        return TextDelta("".join(text), list(token_ids[:taken]), logprobs, index)
+        return TextDelta("".join(text), list(token_ids[:taken]), logprobs, index, "".join(reasoning))
 
     def keep(self, piece: TextDelta, most_tokens: int) -> None:
         """Keeps the text of a piece until the end, in parts of at most `most_tokens` tokens."""
-        if self._num_waiting and self._num_waiting[-1] + len(piece.token_ids) <= most_tokens:
-            self._num_waiting[-1] += len(piece.token_ids)
-            self._waiting[-1].append(piece.text)
+        num_tokens, reasoning, text = self._waiting[-1] if self._waiting else (most_tokens, [], [])
+        is_behind = bool(piece.reasoning) and any(text)
+        if num_tokens + len(piece.token_ids) > most_tokens or is_behind:
+            self._waiting.append((len(piece.token_ids), [piece.reasoning], [piece.text]))
         else:
-            self._num_waiting.append(len(piece.token_ids))
-            self._waiting.append([piece.text])
+            reasoning.append(piece.reasoning)
+            text.append(piece.text)
+            self._waiting[-1] = num_tokens + len(piece.token_ids), reasoning, text
 
-    def kept(self) -> Iterator[tuple[int, str]]:
-        """Yields the parts that were kept, each as a number of tokens and their text."""
+    def kept(self) -> Iterator[tuple[int, str, str]]:
+        """Yields the parts that were kept, each as a number of tokens, their reasoning and their text."""
         waiting, self._waiting = self._waiting, []
-        return zip(self._num_waiting, map("".join, waiting), strict=True)
+        return ((num_tokens, "".join(reasoning), "".join(text)) for num_tokens, reasoning, text in waiting)
+
+    def _split(self, reasoning: ReasoningParser, text: str) -> Iterator[Split]:
+        """Yields what a token's text is, and with the last token the rest."""
+        yield reasoning.feed(text)
+        if self.finished:
+            yield reasoning.finish()
 
     def _feed_one(self, token_id: int) -> str:
         if token_id in self._stop_token_ids:

@@ -12,6 +12,7 @@ from typing import Final
 
 from octavo.frontend.access.access import Access
 from octavo.frontend.access.admission import Admission
+from octavo.frontend.answer_parsers.reasoning import ReasoningFormat
 from octavo.frontend.errors import (
     Aborted,
     AlreadyExists,
@@ -51,7 +52,8 @@ _CUT_FACTOR: Final = 64
 
 
 class Generation:
-    """Runs all requests of one frontend. Belongs to one event loop. `model_names` are all names of the model."""
+    """Runs all requests of one frontend. Belongs to one event loop. `model_names` are all names of the model, which
+    `reasons` if what it thinks is set apart from what it answers."""
 
     def __init__(
         self,
@@ -66,11 +68,13 @@ class Generation:
         worker_grace_s: float,
         timeouts: Timeouts,
         pooling_defaults: PoolingDefaults = PoolingDefaults(),  # noqa: B008 (frozen)
+        reasoning_format: ReasoningFormat | None = None,
     ) -> None:
         self.model_names = tuple(model_names)
         self.tokenizer = tokenizer
         self.pooling_defaults = pooling_defaults
         self.draining = False
+        self.reasons = reasoning_format is not None
         self._defaults = defaults
         self._scheduler = scheduler
         self._text = text
@@ -81,7 +85,7 @@ class Generation:
         self.beginnings = Turns.of_beginnings()
         self._registry = Registry(scheduler, timeouts, self._turns)
         readiness = Readiness(scheduler, self.model_name, worker_grace_s)
-        self._preparation = Preparation(self.model_name, tokenizer, defaults, text, readiness)
+        self._preparation = Preparation(self.model_name, tokenizer, defaults, text, readiness, reasoning_format)
 
     @property
     def model_name(self) -> str:

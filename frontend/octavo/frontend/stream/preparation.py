@@ -5,10 +5,13 @@ import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
+from octavo.frontend.answer_parsers.reasoning import Reasoning, ReasoningFormat
 from octavo.frontend.errors import DeadlineExceeded, InvalidRequest, NotFound, Reason, Unavailable, bad_parameter
+from octavo.frontend.request.chat import Chat
 from octavo.frontend.request.pooling import PoolingRequest
-from octavo.frontend.request.request import Caller, GenerationRequest
+from octavo.frontend.request.request import Caller, GenerationRequest, Prompt
 from octavo.frontend.request.validation import check_prediction_size, check_prompt_size, check_room
 from octavo.frontend.scheduler.client import SchedulerAvailability, unreachable
 from octavo.frontend.scheduler.journal import Journal
@@ -25,6 +28,8 @@ from octavo.wire.sampling import MAX_GRAMMAR, MAX_STOP_TOKEN_IDS, SamplingParams
 
 # Logprobs of a prompt travel in one message, of at most 32 MiB, at up to 17 bytes each.
 MAX_PROMPT_LOGPROBS = 1 << 20
+# The most tokens with which a template begins or ends a reasoning at the end of a prompt.
+_MOST_OPENING_TOKENS: Final = 32
 
 
 @dataclass(frozen=True)
@@ -265,13 +270,20 @@ class Preparation:
     """Prepares the requests of one frontend: does all that may wait or take long before a request is submitted."""
 
     def __init__(
-        self, model_name: str, tokenizer: ModelTokenizer, defaults: ModelDefaults, text: TextPool, readiness: Readiness
+        self,
+        model_name: str,
+        tokenizer: ModelTokenizer,
+        defaults: ModelDefaults,
+        text: TextPool,
+        readiness: Readiness,
+        reasoning_format: ReasoningFormat | None,
     ) -> None:
         self._model_name = model_name
         self._tokenizer = tokenizer
         self._defaults = defaults
         self._text = text
         self._readiness = readiness
+        self._reasoning_format = reasoning_format
 
     async def answer(self, running: RunningRequest, request: GenerationRequest, salt: str) -> Answer:
         """Returns the answer, not begun, of a journal with which `running` can be submitted for its `request`.
@@ -285,7 +297,8 @@ class Preparation:
         own = await self._text.encode(request.prompt, add_special_tokens=request.add_special_tokens and not prefix)
         prompt_token_ids = prefix + own
         predicted_token_ids = await self._predicted(request, limits)
-        grammar = await self._grammar(request)
+        reasoning = self._reasoning(request.prompt, prompt_token_ids)
+        grammar = await self._grammar(request, reasoning)
         journal = Journal(
             running.request_id,
             prompt_token_ids,
@@ -298,9 +311,8 @@ class Preparation:
             traceparent=running.span.traceparent,
             predicted_token_ids=predicted_token_ids,
         )
-        return Answer(
-            journal, request, request.model or self._model_name, self._tokenizer, self._defaults.eos_token_ids
-        )
+        model, eos_token_ids = request.model or self._model_name, self._defaults.eos_token_ids
+        return Answer(journal, request, model, self._tokenizer, eos_token_ids, reasoning)
 
     async def output_answer(self, running: RunningRequest, request: PoolingRequest, salt: str) -> OutputAnswer:
         """Returns the same for a request for an output of the model. Raises `ServiceError`."""
@@ -349,6 +361,16 @@ class Preparation:
         check_token_ids("prediction", token_ids, limits.vocab_size)
         return token_ids
 
+    def _reasoning(self, prompt: Prompt, token_ids: Sequence[int]) -> Reasoning | None:
+        """Returns how what is thought is set apart in the answer to a chat, None where nothing is."""
+        if self._reasoning_format is None or not isinstance(prompt, Chat):
+            return None
+        if prompt.continue_final_message:
+            return self._reasoning_format.after("", prompt.messages[-1].content)
+        return self._reasoning_format.after(
+            self._tokenizer.decode(token_ids[-_MOST_OPENING_TOKENS:], skip_special_tokens=False)
+        )
+
     async def _prefix(self, name: str, caller: Caller) -> list[int]:
         # The names of prefixes tell for whom they are pinned.
         return await self._readiness.prefix(name, tells_names=caller.trusted)
@@ -382,8 +404,9 @@ class Preparation:
             status.block_size,
         )
 
-    async def _grammar(self, request: GenerationRequest) -> str:
-        grammar = await self._text.compile(request.constraint) if request.constraint else ""
+    async def _grammar(self, request: GenerationRequest, reasoning: Reasoning | None) -> str:
+        around = self._around(request, reasoning)
+        grammar = await self._text.compile(request.constraint, around) if request.constraint or around else ""
         if len(grammar) > MAX_GRAMMAR:
             raise InvalidRequest(
                 Reason.BAD_CONSTRAINT,
@@ -391,3 +414,27 @@ class Preparation:
                 " something simpler",
             )
         return grammar
+
+    def _around(self, request: GenerationRequest, reasoning: Reasoning | None) -> str:
+        """Returns the grammar of reasoning that comes before an answer, "" where it needs none. Raises
+        `InvalidRequest`."""
+        if reasoning is None:
+            if request.max_reasoning_tokens is not None:
+                rule = (
+                    "it needs a chat, and a model whose reasoning is known here; leave it out, or start the server with"
+                    " --reasoning-parser"
+                )
+                raise bad_parameter("max_reasoning_tokens", request.max_reasoning_tokens, rule)
+            return ""
+        try:
+            return reasoning.grammar(
+                self._tokenizer.added_token_id,
+                ends=self._defaults.eos_token_ids,
+                max_tokens=request.max_reasoning_tokens,
+                is_constrained=request.constraint is not None,
+                is_framed=request.constraint is not None and request.constraint.framed,
+            )
+        except ValueError as error:
+            raise bad_parameter(
+                "max_reasoning_tokens", request.max_reasoning_tokens, f"{error}; leave it out"
+            ) from None

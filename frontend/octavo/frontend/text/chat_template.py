@@ -211,11 +211,20 @@ class ChatTemplate:
         found: dict[str, Any] = {"role": message.role, "content": self._guard(message.content)}
         if message.name:
             found["name"] = self._guard(message.name)
+        if message.reasoning:
+            found.update(self._reasoning(message))
         if message.tool_calls:
             found["tool_calls"] = [self._tool_call(call) for call in message.tool_calls]
         if message.tool_call_id:
             found["tool_call_id"] = self._guard(message.tool_call_id)
         return found
+
+    def _reasoning(self, message: ChatMessage) -> dict[str, str]:
+        """Returns what an assistant has thought, under each of the names by which templates read it."""
+        text = self._guard(message.reasoning)
+        found = {"reasoning": text, "reasoning_content": text}
+        # gpt-oss's template refuses a message with a call that has thinking and content.
+        return found if message.content and message.tool_calls else {**found, "thinking": text}
 
     def _tool_call(self, call: ToolCall) -> dict[str, Any]:
         arguments = _json_object(call.arguments_json, f"the arguments of the tool call {call.name[:64]!r}")

@@ -9,11 +9,12 @@ import codecs
 import enum
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from tokenizers import Tokenizer
 
+from octavo.frontend.answer_parsers.scanning import overlap
 from octavo.runtime.models.directory import ModelDirectoryError
 
 _V = TypeVar("_V")
@@ -54,8 +55,7 @@ class Vocabulary:
     """Tells what each token of a tokenizer stands for; all streams of the tokenizer share one object.
 
     The object only reads the tokenizer, so any number of threads may use it. `pieces` maps a token id to the bytes
-    that the token stands for within a text; ids that are not in the vocabulary have none. `ordinary_pieces` and
-    `ordinary_kinds` leave out special tokens.
+    that the token stands for within a text; ids that are not in the vocabulary have none.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -67,23 +67,28 @@ class Vocabulary:
                 f"tokenizer.json joins the decoders {', '.join(steps)}; ByteLevel must be alone, and CTC is for speech"
             )
         self._byte_fallback = "ByteFallback" in steps
-        self._special_ids = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+        added = tokenizer.get_added_tokens_decoder()
+        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._byte_of_character = _byte_of_character()
         self._around = (0, "", "") if self.byte_level else self._surroundings()
         self.pieces: Mapping[int, bytes] = _Lazy(self._byte_level_piece if self.byte_level else self._piece)
         self.kinds: Mapping[int, TokenKind] = _Lazy(self._kind)
-        self.ordinary_pieces: Mapping[int, bytes] = _Lazy(self._ordinary_piece)
-        self.ordinary_kinds: Mapping[int, TokenKind] = _Lazy(self._ordinary_kind)
         self._detokenizer = self._make_detokenizer(self.pieces, self.kinds)
-        self._ordinary_detokenizer = self._make_detokenizer(self.ordinary_pieces, self.ordinary_kinds)
+        # Detokenizers that leave out special tokens but for those kept.
+        self._leaving_out: dict[frozenset[int], Detokenizer[Any]] = {}
 
     def decode(self, token_ids: list[int]) -> str:
         """Returns the text of exactly these tokens, special ones included."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
-    def detokenizer(self, *, skip_special_tokens: bool) -> "Detokenizer[Any]":
-        """Returns the detokenizer of streams of which special tokens are left out, or not."""
-        return self._ordinary_detokenizer if skip_special_tokens else self._detokenizer
+    def detokenizer(self, *, skip_special_tokens: bool, kept: Iterable[str] = ()) -> "Detokenizer[Any]":
+        """Returns the detokenizer of streams of which special tokens but those `kept` are left out, or none."""
+        if not skip_special_tokens:
+            return self._detokenizer
+        kept_ids = self._special_ids & set(map(self._tokenizer.token_to_id, kept))
+        if kept_ids not in self._leaving_out:
+            self._leaving_out[kept_ids] = self._detokenizer_without(self._special_ids - kept_ids)
+        return self._leaving_out[kept_ids]
 
     def is_special(self, token: str) -> bool:
         """Tells whether `token` is the text of a special token."""
@@ -92,11 +97,10 @@ class Vocabulary:
     def _make_detokenizer(self, pieces: Mapping[int, bytes], kinds: Mapping[int, TokenKind]) -> "Detokenizer[Any]":
         return _ByteLevelDetokenizer(pieces) if self.byte_level else _WindowDetokenizer(self, kinds)
 
-    def _ordinary_piece(self, token_id: int) -> bytes:
-        return b"" if token_id in self._special_ids else self.pieces[token_id]
-
-    def _ordinary_kind(self, token_id: int) -> TokenKind:
-        return TokenKind.SKIPPED if token_id in self._special_ids else self.kinds[token_id]
+    def _detokenizer_without(self, left_out: Set[int]) -> "Detokenizer[Any]":
+        pieces = _Lazy(lambda token_id: b"" if token_id in left_out else self.pieces[token_id])
+        kinds = _Lazy(lambda token_id: TokenKind.SKIPPED if token_id in left_out else self.kinds[token_id])
+        return self._make_detokenizer(pieces, kinds)
 
     def _kind(self, token_id: int) -> TokenKind:
         if (token := self._tokenizer.id_to_token(token_id)) is None:
@@ -175,7 +179,7 @@ def scan(stop_strings: Sequence[str], held: str, text: str, *, include_stop: boo
     if searching and (found := _matches(stop_strings, buffer, len(held))):
         end, start, stop = min(found)
         return Scanned(buffer[: end if include_stop else start], "", stop)
-    sent = len(buffer) - max((_overlap(buffer, stop) for stop in stop_strings), default=0)
+    sent = len(buffer) - max((overlap(buffer, stop) for stop in stop_strings), default=0)
     return Scanned(buffer[:sent], buffer[sent:])
 
 
@@ -183,14 +187,6 @@ def _matches(stop_strings: Sequence[str], buffer: str, held: int) -> list[tuple[
     """Returns (end, start, stop string) for each stop string's first match in `buffer` that ends beyond `held`."""
     starts = [(buffer.find(stop, max(0, held - len(stop) + 1)), stop) for stop in stop_strings]
     return [(start + len(stop), start, stop) for start, stop in starts if start >= 0]
-
-
-def _overlap(buffer: str, stop: str) -> int:
-    """Returns the length of the longest end of `buffer` that is a proper beginning of `stop`."""
-    at = buffer.find(stop[0], max(0, len(buffer) - len(stop) + 1))
-    while at >= 0 and not stop.startswith(buffer[at:]):
-        at = buffer.find(stop[0], at + 1)
-    return len(buffer) - at if at >= 0 else 0
 
 
 # Tokens kept as the left context of the next window. One would do for the decoders known; it may have no text.
@@ -218,8 +214,8 @@ class Detokenizer(Protocol[_H]):
 class DetokenizerSource(Protocol):
     """Has detokenizers for streams with special tokens in their text, and without."""
 
-    def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer[Any]:
-        """Returns the detokenizer, which streams share."""
+    def detokenizer(self, *, skip_special_tokens: bool, kept: Iterable[str] = ()) -> Detokenizer[Any]:
+        """Returns the detokenizer, which streams share. Special tokens that are `kept` are not skipped."""
         ...
 
 

@@ -155,14 +155,17 @@ def _parts(schema: Any) -> Iterator[dict[str, Any]]:
 _MAX_QUOTED = 400
 
 
-def grammar_of(constraint: Constraint, vocabulary: LLTokenizer) -> str:
+def grammar_of(constraint: Constraint, vocabulary: LLTokenizer, around: str = "") -> str:
     """Returns a grammar that a worker with the same `vocabulary` (`load_vocabulary`) compiles without fail.
 
-    Raises `InvalidRequest` for a constraint that is wrong or too large, or that no text could meet.
+    `around` is a grammar of Lark's in which `@answer` is what the constraint says. Raises `InvalidRequest` for a
+    constraint that is wrong or too large, or that no text could meet.
     """
     _check_size(constraint)
     try:
         grammar = _written(constraint)
+        if around:
+            grammar = _put_into(around, grammar)
         if len(grammar) > MAX_GRAMMAR:
             _refuse(constraint, f"it becomes a grammar of {len(grammar)} characters, and {MAX_GRAMMAR} are the most")
         matcher = compile_grammar(grammar, vocabulary)
@@ -171,6 +174,20 @@ def grammar_of(constraint: Constraint, vocabulary: LLTokenizer) -> str:
     if is_lost(matcher, matcher.compute_bitmask(), vocabulary):
         _refuse(constraint, "no token of the model's vocabulary can begin such a text")
     return grammar
+
+
+def bare_grammar(text: str, vocabulary: LLTokenizer) -> str:
+    """Returns a grammar of Lark's, which is the server's own, as a worker with the same `vocabulary` compiles it."""
+    grammar = _of_lark(text)
+    compile_grammar(grammar, vocabulary)
+    return grammar
+
+
+def _put_into(around: str, grammar: str) -> str:
+    """Returns `around`, in which `@answer` stands for the first of the grammars of `grammar`."""
+    first, *others = json.loads(grammar)["grammars"]
+    grammars = [{"lark_grammar": around}, {**first, "name": "answer"}, *others]
+    return json.dumps({"grammars": grammars}, ensure_ascii=False)
 
 
 def _check_size(constraint: Constraint) -> None:

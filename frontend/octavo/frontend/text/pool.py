@@ -15,6 +15,7 @@ import msgspec
 
 from octavo.frontend.errors import Broken, InvalidRequest, Reason, Unavailable
 from octavo.frontend.request.chat import Chat
+from octavo.frontend.request.infill import Infill
 from octavo.frontend.request.request import Constraint, Prompt
 from octavo.frontend.text.tasks import (
     PREFIX_BYTES,
@@ -22,6 +23,7 @@ from octavo.frontend.text.tasks import (
     Answer,
     Compile,
     EncodeChat,
+    EncodeInfill,
     EncodeText,
     EncodeWhole,
     Grammar,
@@ -176,7 +178,7 @@ class TextPool:
         self._idle: list[TextWorker] = []
         self._busy: set[TextWorker] = set()
         self._work: set[asyncio.Task[Answer]] = set()
-        self._grammars: dict[Constraint, str] = {}
+        self._grammars: dict[tuple[Constraint | None, str], str] = {}
         self._closed = False
 
     @property
@@ -199,6 +201,8 @@ class TextPool:
                 task = EncodeChat(prompt)
                 # A variable may be a number to count up to.
                 is_short = not prompt.template_variables and prompt.num_bytes < SHORT_BYTES
+            case Infill():
+                task, is_short = EncodeInfill(prompt), prompt.num_bytes < SHORT_BYTES
             case _:
                 return list(prompt)
         return _token_ids(await (self._in_thread(task) if is_short else self._in_process(task)))
@@ -225,19 +229,20 @@ class TextPool:
         decode = functools.partial(self._tokenizer.decode, token_ids, skip_special_tokens=skip_special_tokens)
         return await asyncio.get_running_loop().run_in_executor(self._thread, decode)
 
-    async def compile(self, constraint: Constraint) -> str:
-        """Returns the constraint as a grammar of llguidance, which a worker compiles without fail.
+    async def compile(self, constraint: Constraint | None, around: str = "") -> str:
+        """Returns the constraint, or any answer, within `around` as a grammar of llguidance, which a worker compiles
+        without fail.
 
         Raises `InvalidRequest` for a constraint that is wrong, too large, or takes too long.
         """
-        grammar = self._grammars.pop(constraint, None)
+        grammar = self._grammars.pop((constraint, around), None)
         if grammar is None:
-            answer = _checked(await self._in_process(Compile(constraint)))
+            answer = _checked(await self._in_process(Compile(constraint, around)))
             assert isinstance(answer, Grammar)
             grammar = answer.text
         if len(grammar) <= _MAX_KEPT_GRAMMAR:
             # The latest are at the end.
-            self._grammars[constraint] = grammar
+            self._grammars[constraint, around] = grammar
             if len(self._grammars) > _MAX_GRAMMARS:
                 del self._grammars[next(iter(self._grammars))]
         return grammar

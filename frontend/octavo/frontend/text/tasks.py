@@ -12,9 +12,10 @@ from llguidance import LLTokenizer
 
 from octavo.frontend.errors import InvalidRequest, Reason, bad_parameter
 from octavo.frontend.request.chat import Chat
+from octavo.frontend.request.infill import Infill
 from octavo.frontend.request.request import Constraint
 from octavo.frontend.text.chat_template import ChatTemplateError
-from octavo.frontend.text.grammars import grammar_of, load_vocabulary
+from octavo.frontend.text.grammars import bare_grammar, grammar_of, load_vocabulary
 from octavo.frontend.text.tokenizer import ModelTokenizer
 from octavo.frontend.text.tokenizer_files import TokenizerFiles
 from octavo.runtime.models.directory import ModelDirectoryError
@@ -61,20 +62,30 @@ class LoadVocabulary(msgspec.Struct, frozen=True, tag=True):
 
 
 class Compile(msgspec.Struct, frozen=True, tag=True):
-    """Asks for the grammar of a constraint."""
+    """Asks for the grammar of a constraint, or of any answer where that is None.
 
-    constraint: Constraint
+    `around` is a grammar of what comes before the answer, or empty.
+    """
+
+    constraint: Constraint | None
+    around: str = ""
 
 
-Task = EncodeText | EncodeWhole | EncodeChat | LoadVocabulary | Compile
+class EncodeInfill(msgspec.Struct, frozen=True, tag=True):
+    """Asks for the token ids of a gap to fill."""
+
+    infill: Infill
+
+
+Task = EncodeText | EncodeWhole | EncodeChat | EncodeInfill | LoadVocabulary | Compile
 
 # Seconds in which a process loads the vocabulary or ends: those of 262,144 tokens take two, on a busy machine many.
 VOCABULARY_S: Final = 60.0
 
 
 class TokenIds(msgspec.Struct, frozen=True, tag=True):
-    """Answers `EncodeText`, `EncodeChat` and `EncodeWhole`. The second text of a pair begins at `pair_start`; that is 0
-    if there is none, or the model does not tell them apart."""
+    """Answers all tasks that ask for token ids. The second text of a pair begins at `pair_start`; that is 0 if there is
+    none, or the model does not tell them apart."""
 
     token_ids: list[int]
     pair_start: int = 0
@@ -133,11 +144,16 @@ def _perform(tokenizer: ModelTokenizer, task: Task) -> Answer:
             return TokenIds(*tokenizer.encode_whole(text, second, longest, continues=continues))
         case EncodeChat(chat):
             return TokenIds(tokenizer.encode_chat(chat))
+        case EncodeInfill(infill):
+            return TokenIds(tokenizer.encode_infill(infill))
         case LoadVocabulary():
             _vocabulary(tokenizer.files.directory)
             return Loaded()
-        case Compile(constraint):
-            return Grammar(grammar_of(constraint, _vocabulary(tokenizer.files.directory)))
+        case Compile(constraint, around):
+            vocabulary = _vocabulary(tokenizer.files.directory)
+            if constraint is None:
+                return Grammar(bare_grammar(around, vocabulary))
+            return Grammar(grammar_of(constraint, vocabulary, around))
 
 
 @functools.lru_cache(maxsize=1)

@@ -5,16 +5,18 @@ The tokenizer objects are never changed after loading, so any number of threads 
 
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Encoding, Tokenizer
 
 from octavo.frontend.request.chat import Chat
+from octavo.frontend.request.infill import Infill
 from octavo.frontend.text.chat_template import ChatTemplate
 from octavo.frontend.text.control_tokens import ControlTokens
 from octavo.frontend.text.detokenizer import Detokenizer, Vocabulary
+from octavo.frontend.text.infill import InfillFormat, find_infill_format
 from octavo.frontend.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
 from octavo.runtime.models.directory import ModelDirectoryError
 
@@ -31,8 +33,9 @@ class ModelTokenizer:
         """
         self.files = read_tokenizer_files(source) if isinstance(source, Path) else source
         self._tokenizer = _plain_copy(self.files.tokenizer)
-        added = self._tokenizer.get_added_tokens_decoder().values()
-        self._control_tokens = ControlTokens(token.content for token in added if token.special)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._added_ids = {token.content: token_id for token_id, token in added.items()}
+        self._control_tokens = ControlTokens(token.content for token in added.values() if token.special)
         self._vocabulary = Vocabulary(self._tokenizer)
         self._template = ChatTemplate(self.files, self._control_tokens)
 
@@ -85,6 +88,20 @@ class ModelTokenizer:
             return _encode(self._tokenizer, rendered, add_special_tokens=False)
         return [i for text, is_control in self._control_tokens.split(rendered) for i in self._encoded(text, is_control)]
 
+    def encode_infill(self, infill: Infill) -> list[int]:
+        """Returns the ids of the prompt that has a gap filled; control tokens that a client writes are text.
+
+        `infill_format` must not be None.
+        """
+        assert self.infill_format
+        start = _encode(self._tokenizer, "", add_special_tokens=True)
+        return self.infill_format.prompt(infill, lambda text: self._encoded(text, is_control=False), start)
+
+    @functools.cached_property
+    def infill_format(self) -> InfillFormat | None:
+        """Returns the control tokens for gaps in a text; None where the tokenizer has none."""
+        return find_infill_format(self.ids(added=True))
+
     def template_variables(self, with_tools: bool) -> frozenset[str]:
         """Returns the variables that clients may set for the model's chat template, or for that of chats with tools."""
         return self._template.variables(with_tools)
@@ -108,9 +125,16 @@ class ModelTokenizer:
         """Returns the bytes that the token stands for within a text; an id outside the vocabulary has none."""
         return self._vocabulary.pieces[token_id]
 
-    def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer[Any]:
-        """Returns a detokenizer; the pieces of a stream, joined, are what `decode` gives for all of its ids."""
-        return self._vocabulary.detokenizer(skip_special_tokens=skip_special_tokens)
+    def added_token_id(self, text: str) -> int | None:
+        """Returns the id of a token that was added to the vocabulary, None where `text` is none."""
+        return self._added_ids.get(text)
+
+    def detokenizer(self, *, skip_special_tokens: bool, kept: Iterable[str] = ()) -> Detokenizer[Any]:
+        """Returns a detokenizer; the pieces of a stream, joined, are what `decode` gives for all of its ids.
+
+        Special tokens that are `kept` are not skipped.
+        """
+        return self._vocabulary.detokenizer(skip_special_tokens=skip_special_tokens, kept=kept)
 
     def _encoded(self, text: str, is_control: bool) -> list[int]:
         tokenizer = self._tokenizer if is_control else self._literal_tokenizer

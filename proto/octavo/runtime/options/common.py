@@ -46,11 +46,38 @@ GENERATION_CONFIG: Final = Option(
     " neutral values (none).",
     OneOf(("auto", "none")),
 )
-# `auto` asks the model's chat template.
-TOOL_PARSER: Final = Option(
-    "--tool-parser",
+# Both: `auto` asks the model's chat template. The names are vLLM's, where it has one.
+TOOL_CALL_PARSER: Final = Option(
+    "--tool-call-parser",
     "How tool calls are found in an answer: in the model's own format (auto), in a given one, or never (none).",
-    OneOf(("auto", "hermes", "llama", "none")),
+    OneOf(
+        (
+            *("auto", "none", "command_r", "deepseek_v3", "deepseek_v31", "deepseek_v32", "functiongemma", "gemma4"),
+            *(
+                "glm45",
+                "granite",
+                "hermes",
+                "kimi_k2",
+                "llama3_json",
+                "llama4_pythonic",
+                "minimax_m2",
+                "mistral",
+                "mistral_args",
+            ),
+            *("openai", "phi4_mini_json", "pythonic", "qwen3_coder", "seed_oss"),
+        )
+    ),
+)
+REASONING_PARSER: Final = Option(
+    "--reasoning-parser",
+    "How reasoning is set apart in an answer: in the model's own format (auto), in a given one, or never (none).",
+    OneOf(
+        (
+            *("auto", "none", "cohere", "deepseek_r1", "deepseek_v3", "ernie45", "glm45", "granite", "hunyuan_a13b"),
+            *("kimi_k2", "minimax_m2", "mistral", "nemotron_v3", "olmo3", "openai_gptoss", "qwen3", "seed_oss"),
+            "step3",
+        )
+    ),
 )
 INSECURE_TCP: Final = Option(
     "--insecure-tcp",

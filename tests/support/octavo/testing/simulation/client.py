@@ -31,7 +31,7 @@ class _Words:
 class _Speech:
     """Has a detokenizer of words."""
 
-    def detokenizer(self, *, skip_special_tokens: bool) -> _Words:
+    def detokenizer(self, *, skip_special_tokens: bool, kept: Iterable[str] = ()) -> _Words:
         return _Words()
 
 

@@ -22,13 +22,12 @@ Neutral = Mapping[str, tuple[bytes, ...]]
 # fields are named to the client, except for those values that ask for nothing.
 HINTS: Final[Neutral] = {
     "store": (b"false",),
-    "service_tier": (b'"auto"', b'"default"'),
+    "service_tier": (b'"auto"', b'"default"', b'"standard_only"'),
     "verbosity": (b'"medium"',),
     "prediction": (),
     "moderation": (),
     "truncation": (b'"disabled"',),
     "include": (b"[]", b'["reasoning.encrypted_content"]'),
-    "include_reasoning": (b"true",),
     "web_search_options": (),
     "max_tool_calls": (),
     "context_management": (b"[]",),
@@ -37,6 +36,7 @@ HINTS: Final[Neutral] = {
     "mm_processor_kwargs": (),
     "ttft_target": (),
     "vllm_xargs": (),
+    "speed": (b'"standard"',),
 }
 UNKNOWN_FIELDS_HEADER: Final = "x-octavo-unknown-fields"
 # The most bytes of a field that holds JSON of any form: schemas, tools, variables of templates.
@@ -131,7 +131,8 @@ def _names_inside(raw: bytes) -> set[str]:
 
 # The names known inside of fields that hold objects, or lists of objects.
 _INNER: Final[dict[str, set[str]]] = {
-    "messages": {"role", "content", "name", "tool_calls", "tool_call_id", "refusal", "audio", "function_call"},
+    "messages": {"role", "content", "name", "tool_calls", "tool_call_id", "refusal", "audio", "function_call"}
+    | {"reasoning", "reasoning_content"},
     "stream_options": {"include_usage", "continuous_usage_stats", "include_obfuscation"},
     "prediction": {"type", "content"},
 }

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .checks import Service, main, one_line
+from ..checks import Service, main, one_line
 from .relay import Relay, relay
 
 _QUESTION = "What is the capital of France?"

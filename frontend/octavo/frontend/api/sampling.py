@@ -5,9 +5,9 @@ from typing import Any, Final
 
 from msgspec import Raw
 
+from octavo.frontend.api.body import Reading, decoded, given, unsupported_field
+from octavo.frontend.api.schemas import ResponseFormat, Sampling, StructuredOutputs
 from octavo.frontend.errors import bad_parameter
-from octavo.frontend.openai.body import Reading, decoded, given, unsupported_field
-from octavo.frontend.openai.schemas import ResponseFormat, Sampling, StructuredOutputs
 from octavo.frontend.request.request import FIELDS, Constraint, ConstraintKind
 from octavo.frontend.text.grammars import unenforced
 from octavo.wire.requests import MAX_PRIORITY
@@ -110,7 +110,8 @@ _EARLY_STOPPING: Final = {
 _NAMES: Final = {
     field.called: name
     for name, field in FIELDS.items()
-    if field.called in Sampling.__struct_fields__ and name not in ("request_id", "max_new_tokens")
+    if field.called in Sampling.__struct_fields__
+    and name not in ("request_id", "max_new_tokens", "max_reasoning_tokens")
 }
 
 
@@ -124,6 +125,7 @@ def sampling_of(body: Sampling, reading: Reading) -> dict[str, Any]:
         # vLLM's users write -1 for "off".
         "top_k": 0 if body.top_k == -1 else body.top_k,
         "seed": _seed(body.seed),
+        "max_reasoning_tokens": _reasoning_budget(body),
         "best_of": None if beam else body.best_of,
         "beam": beam,
         "stop_strings": _stop(body.stop),
@@ -150,6 +152,17 @@ def seconds(field: str, value: float | None) -> float | None:
 def _seed(seed: int | None) -> int | None:
     """Reads a negative seed as a signed 64-bit number, and returns the unsigned number of the same bits."""
     return seed + 2**64 if seed is not None and -(2**63) <= seed < 0 else seed
+
+
+def _reasoning_budget(body: Sampling) -> int | None:
+    """Returns the most tokens to think with, under whichever name; a negative number means no limit, as Qwen's users
+    write it."""
+    names = ("max_reasoning_tokens", "thinking_token_budget", "thinking_budget")
+    asked = {name: value for name in names if (value := getattr(body, name)) is not None}
+    if len(set(asked.values())) > 1:
+        raise bad_parameter(next(iter(asked)), "several numbers", f"{' and '.join(asked)} say the same; leave one")
+    budget = next(iter(asked.values()), None)
+    return None if budget is None or budget < 0 else budget
 
 
 def _stop(stop: str | list[str] | None) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """OpenAI's Codex: `codex exec` over Responses: text, an answer of a schema, a tool of an MCP server, a second turn.
 
 Its own instructions do not fit the context of the bundled model, so it gets shorter ones. What it cannot say itself is
-added on the way: greedy sampling, and which tool is called.
+added on the way: greedy sampling, and which tool is called. With its own instructions and tools it writes a file for a
+model that follows a script.
 """
 
 import json
@@ -15,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .checks import Service, main, one_line
+from ..checks import Service, main, one_line
 from .relay import Relay, relay
+from .scripted import RESULT, call, rule, scripted_service
 
 _QUESTION = "What is the capital of France?"
 _GREEDY = {"temperature": 0}
@@ -29,9 +31,8 @@ _SCHEMA = {
 _CONFIG = """
 model = {model}
 model_provider = "octavo"
-model_instructions_file = {instructions}
 approval_policy = "never"
-sandbox_mode = "read-only"
+sandbox_mode = {sandbox}
 check_for_update_on_startup = false
 {more}
 
@@ -84,9 +85,18 @@ class Codex:
 
 @contextmanager
 def codex(
-    service: Service, add: Mapping[str, object] = _GREEDY, *, few_tools: bool = False, more: str = "", tables: str = ""
+    service: Service,
+    add: Mapping[str, object] = _GREEDY,
+    *,
+    few_tools: bool = False,
+    tables: str = "",
+    instructions: str = "Be brief.",
+    sandbox: str = "read-only",
 ) -> Iterator[Codex]:
-    """Every first request of a turn gets the fields of `add`; those that bring a tool's result are only made greedy."""
+    """Every first request of a turn gets the fields of `add`; those that bring a tool's result are only made greedy.
+
+    Without `instructions` it has its own.
+    """
 
     def fields(asked: dict[str, Any]) -> Mapping[str, object]:
         # A tool's result is the last thing said where there is one.
@@ -96,13 +106,15 @@ def codex(
     with tempfile.TemporaryDirectory() as directory, relay(service.http, fields) as between:
         place = Path(directory)
         (place / "home").mkdir()
-        instructions = place / "home" / "instructions.md"
-        instructions.write_text("Be brief.")
+        file, more = place / "home" / "instructions.md", ""
+        if instructions:
+            file.write_text(instructions)
+            more = f"model_instructions_file = {json.dumps(str(file))}"
         if few_tools:
             tables += "\n[features]\n" + "\n".join(f"{feature} = false" for feature in _FEW_TOOLS) + "\n"
         config = _CONFIG.format(
             model=json.dumps(service.model),
-            instructions=json.dumps(str(instructions)),
+            sandbox=json.dumps(sandbox),
             url=json.dumps(f"http://{between.address}/v1"),
             more=more,
             tables=tables,
@@ -172,5 +184,28 @@ def second_turn(service: Service) -> str:
     return f"{first[:40]!r}, then {second[:40]!r}"
 
 
+def writes_a_file(service: Service) -> str:
+    """One small task, to its end: the command is called, runs, and what it says comes back."""
+    command = "echo Octavo was here > greeting.txt && wc -c greeting.txt"
+    rules = [
+        rule("The file is there.", "Write the greeting", RESULT, "16 greeting.txt"),
+        rule(call("exec_command", cmd=command), "Write the greeting"),
+        rule("Done."),
+    ]
+    # Within a sandbox of its own it could not write here.
+    whole: Any = {"instructions": "", "sandbox": "danger-full-access"}
+    with scripted_service(service, rules) as (scripted, _), codex(scripted, {}, **whole) as found:
+        events = found.exec("Write the greeting into a file.")
+        answer = said(events)
+        assert (found.directory / "greeting.txt").read_text() == "Octavo was here\n"
+        first, second = found.relay.exchanges
+    assert answer == "The file is there."
+    assert {"exec_command", "write_stdin"} <= {tool.get("name") for tool in first.asked["tools"]}
+    assert second.asked["input"][-1]["type"] == "function_call_output"
+    usage = events[-1]["usage"]
+    assert usage["cached_input_tokens"] > 1000
+    return f"{answer!r} after {usage['input_tokens']} tokens, {usage['cached_input_tokens']} of them cached"
+
+
 if __name__ == "__main__":
-    main(text, output_schema, tool_of_a_server, second_turn)
+    main(text, output_schema, tool_of_a_server, second_turn, writes_a_file)

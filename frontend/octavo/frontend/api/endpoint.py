@@ -15,13 +15,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from octavo.frontend.access.access import Access, tenant_from_headers
+from octavo.frontend.answer_parsers.call_formats import detect_format
+from octavo.frontend.api.body import Reading
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.errors import Reason, ServiceError, Unauthenticated, internal_error, log_failure
 from octavo.frontend.http.connection import ClientGone
 from octavo.frontend.http.envelope import unix_time
 from octavo.frontend.http.errors import error_response, name_field
-from octavo.frontend.openai.body import Reading
-from octavo.frontend.openai.tool_calls import detect_kind
 from octavo.frontend.request.events import Event
 from octavo.frontend.request.request import ANYBODY, Caller, GenerationRequest
 from octavo.frontend.stream.generation import Generation
@@ -55,11 +55,11 @@ class Api:
 
     @functools.cached_property
     def tool_format(self) -> str:
-        parser = self.config.tool_parser
+        parser = self.config.tool_call_parser
         tokenizer = self.generation.tokenizer
         if parser != "auto":
             return parser
-        return detect_kind(tokenizer.files.tool_template, tells_of_tools=tokenizer.tells_of_tools)
+        return detect_format(tokenizer.files.tool_template, tells_of_tools=tokenizer.tells_of_tools)
 
     def reading(self, ignored: list[str]) -> Reading:
         """Returns how a call is read whose fields `ignored` are not honoured."""
@@ -82,7 +82,7 @@ def check_trusted(request: Request, why: str) -> None:
 
 
 def route(api: Api, path: str, handler: Handler, *methods: str) -> Route:
-    """Returns a route that answers failures of `handler` as OpenAI error objects."""
+    """Returns a route that answers failures of `handler` as the error objects of the API that is called."""
 
     @functools.wraps(handler)
     async def answer(request: Request) -> Response:
@@ -90,13 +90,13 @@ def route(api: Api, path: str, handler: Handler, *methods: str) -> Route:
             return await handler(api, request)
         except ServiceError as error:
             name_field(error, path)
-            return error_response(error)
+            return error_response(error, request.scope)
         except ClientGone:
             # Nobody receives this.
             return Response(status_code=499)
         except Exception:
             log_failure(_log, "a request failed")
-            return error_response(internal_error())
+            return error_response(internal_error(), request.scope)
 
     return Route(path, answer, methods=methods)
 

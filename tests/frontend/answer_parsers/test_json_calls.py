@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.frontend.openai.tool_calls import HERMES, LLAMA, NONE, make_parser
-from octavo.frontend.openai.tool_parsers import ParsedDelta
+from octavo.frontend.answer_parsers.call_formats import HERMES, NONE
+from octavo.frontend.answer_parsers.parts import ContentText, ToolCallDelta, joined, text_of
+from octavo.frontend.api.tool_calls import make_reader
 
+LLAMA = "llama3_json"
 CALL = '{"name": "add", "arguments": {"a": 1, "b": "}<tool_call>\\""}}'
 ARGUMENTS = '{"a": 1, "b": "}<tool_call>\\""}'
 SHORT = '{"name": "now", "parameters": {}}'
@@ -27,23 +29,10 @@ parts = st.lists(
 
 
 def parse(kind: str, pieces: Sequence[str]) -> tuple[str, list[tuple[int, str, str]], bool]:
-    parser = make_parser(kind)
-    deltas = [*map(parser.feed, pieces), parser.finish()]
-    return "".join(delta.content for delta in deltas), joined(deltas), parser.any_calls
-
-
-def joined(deltas: Sequence[ParsedDelta]) -> list[tuple[int, str, str]]:
-    """The calls with the parts of their arguments together."""
-    calls: list[tuple[int, str, str]] = []
-    for part in (call for delta in deltas for call in delta.calls):
-        if part.id:
-            calls.append((part.index, part.name, part.arguments))
-        else:
-            index, name, arguments = calls[-1]
-            assert part.index == index
-            assert not part.name
-            calls[-1] = (index, name, arguments + part.arguments)
-    return calls
+    reader = make_reader(kind)
+    parts = joined([part for piece in pieces for part in reader.take("", piece)] + reader.finish())
+    calls = [(part.index, part.name, part.arguments) for part in parts if isinstance(part, ToolCallDelta)]
+    return text_of(parts, ContentText), calls, reader.any_calls
 
 
 def cut(data: st.DataObject, text: str) -> list[str]:
@@ -92,7 +81,7 @@ def test_text_behind_a_call_is_content() -> None:
 
 
 def test_arguments_come_as_they_are_written() -> None:
-    parser = make_parser(HERMES)
+    reader = make_reader(HERMES)
     pieces = [
         "<tool_call>\n{",
         '"name": "add", "argum',
@@ -105,7 +94,10 @@ def test_arguments_come_as_they_are_written() -> None:
         "}\n</tool",
         "_call>",
     ]
-    parts = [[(call.name, call.arguments) for call in parser.feed(piece).calls] for piece in pieces]
+    parts = [
+        [(part.name, part.arguments) for part in reader.take("", piece) if isinstance(part, ToolCallDelta)]
+        for piece in pieces
+    ]
     assert parts == [
         [],
         [],
@@ -118,7 +110,7 @@ def test_arguments_come_as_they_are_written() -> None:
         [],
         [],
     ]
-    assert parser.finish() == ParsedDelta()
+    assert reader.finish() == []
 
 
 def test_a_call_that_is_cut_off_is_part_of_one() -> None:
@@ -129,8 +121,8 @@ def test_a_call_that_is_cut_off_is_part_of_one() -> None:
     "text", ["<tool_c", "<tool_call>", '<tool_call>\n{"name": "ad', '<tool_call>{"name": "add", "arguments": ']
 )
 def test_a_forced_call_that_is_cut_off_before_its_arguments_is_no_text(text: str) -> None:
-    parser = make_parser(HERMES, is_forced=True)
-    assert [parser.feed(text), parser.finish()] == [ParsedDelta(), ParsedDelta()]
+    reader = make_reader(HERMES, is_forced=True)
+    assert reader.take("", text) + reader.finish() == []
 
 
 def test_a_missing_brace_swallows_nothing() -> None:
@@ -172,14 +164,16 @@ def test_llama_text_that_is_no_call(text: str) -> None:
 
 
 def test_content_is_let_out_as_soon_as_it_is_certain() -> None:
-    parser = make_parser(HERMES)
-    assert [parser.feed(piece).content for piece in ("Hi", " there <", "b> ", "x")] == ["Hi", " there", " <b>", " x"]
+    reader = make_reader(HERMES)
+    pieces = ("Hi", " there <", "b> ", "x")
+    assert [text_of(reader.take("", piece), ContentText) for piece in pieces] == ["Hi", " there", " <b>", " x"]
 
 
 def test_every_call_has_an_id_of_its_own() -> None:
-    deltas = make_parser(LLAMA).feed(f"{SHORT};{SHORT}").calls
-    assert all(call.id.startswith("call_") for call in deltas)
-    assert len({call.id for call in deltas}) == 2
+    parts = make_reader(LLAMA).take("", f"{SHORT};{SHORT}")
+    ids = [part.id for part in parts if isinstance(part, ToolCallDelta)]
+    assert all(call_id.startswith("call_") for call_id in ids)
+    assert len(set(ids)) == 2
 
 
 @pytest.mark.parametrize("kind", [HERMES, LLAMA])

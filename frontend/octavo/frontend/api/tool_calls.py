@@ -8,18 +8,21 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
+from octavo.frontend.answer_parsers.call_formats import CALL_FORMATS, OPENAI
+from octavo.frontend.answer_parsers.call_grammars import GrammarWriter, arguments_of, types_of
+from octavo.frontend.answer_parsers.harmony import FINAL_HEADER
+from octavo.frontend.answer_parsers.lark import TokenIds
+from octavo.frontend.answer_parsers.parts import AnswerReader, PlainParser
+from octavo.frontend.api.body import Reading
+from octavo.frontend.api.sampling import unenforced_in
 from octavo.frontend.errors import Reason, Unsupported, bad_parameter
-from octavo.frontend.openai.body import Reading
-from octavo.frontend.openai.sampling import unenforced_in
-from octavo.frontend.openai.tool_parsers import HermesParser, LlamaParser, ParsedDelta, PlainParser
 from octavo.frontend.request.chat import Tool
 from octavo.frontend.request.request import Constraint, ConstraintKind
 from octavo.frontend.text.grammars import embedded
-from octavo.frontend.text.tokenizer import ModelTokenizer
 
 MAX_TOOLS = 128
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -129,80 +132,25 @@ def _choice(value: object, *, has_tools: bool) -> ToolChoice:
     raise bad_parameter("tool_choice", repr(value)[:64], rule)
 
 
-HERMES: Final = "hermes"
-LLAMA: Final = "llama"
-NONE: Final = "none"
 # Kinds of constraints whose answers may stand beside calls in one grammar.
 _ANSWERS: Final = (ConstraintKind.JSON_OBJECT, ConstraintKind.JSON_SCHEMA)
-# The most calls in an answer; one for each of some hundred rows is the most that anybody asks for.
-_MAX_CALLS = 128
 
 
-class ToolCallParser(Protocol):
-    """Finds calls in an answer's text while the text arrives. The result does not depend on how the text is cut.
+def make_reader(
+    kind: str, tools: Sequence[Tool] = (), *, is_forced: bool = False, one_call: bool = False
+) -> AnswerReader:
+    """Returns a reader of one sequence of an answer that may call `tools`. With `is_forced` a constraint makes the
+    answer consist of calls.
 
-    `any_calls` tells whether a call was found so far; then the answer's finish_reason `stop` becomes `tool_calls`.
+    `kind` is the name of a format; the reader of `none` finds no calls.
     """
-
-    any_calls: bool
-
-    def feed(self, text: str) -> ParsedDelta:
-        """Returns what has become certain with the next part of the text."""
-        ...
-
-    def finish(self) -> ParsedDelta:
-        """Returns the rest, once no text follows. Text that has turned out to be no call is content."""
-        ...
+    form = CALL_FORMATS.get(kind)
+    return AnswerReader(form.make(types_of(tools), is_forced) if form else PlainParser(), one_call=one_call)
 
 
-@dataclass(frozen=True)
-class _Format:
-    """Describes how a model writes calls.
-
-    `call` is the text before the name, between name and arguments, and after the arguments.
-    """
-
-    parser: type[HermesParser] | type[LlamaParser]
-    marker: str
-    call: tuple[str, str, str]
-    separator: str
-
-
-_FORMATS: Final = {
-    HERMES: _Format(
-        HermesParser, HermesParser.OPEN, ('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>"), "\n"
-    ),
-    LLAMA: _Format(LlamaParser, LlamaParser.OPEN, ('{"name": "', '", "parameters": ', "}"), "; "),
-}
-
-
-def make_parser(kind: str, *, is_forced: bool = False) -> ToolCallParser:
-    """Returns a parser for one sequence of an answer. With `is_forced` a constraint makes the answer consist of calls.
-
-    `kind` is one of the words of `TOOL_PARSER` but `auto`; the parser of `none` finds no calls.
-    """
-    return _FORMATS[kind].parser(is_forced=is_forced) if kind in _FORMATS else PlainParser()
-
-
-def detect_kind(template: str, *, tells_of_tools: bool = True) -> str:
-    """Returns the format in which a chat template makes its model write calls: one of the words of
-    `octavo.runtime.options.common.TOOL_PARSER` but `auto`.
-
-    `tells_of_tools` is false for a template that shows the model no tools; `tools_in_text` then writes them into the
-    prompt.
-    """
-    if template and not tells_of_tools:
-        return HERMES
-    if HermesParser.OPEN in template:
-        return HERMES
-    if LlamaParser.OPEN in template or '{"name": function name, "parameters":' in template:
-        return LLAMA
-    return NONE
-
-
-def needs_special_tokens(kind: str, tokenizer: ModelTokenizer) -> bool:
-    """Tells whether a request with tools must keep special tokens in its text, because one of them opens a call."""
-    return kind in _FORMATS and tokenizer.is_special(_FORMATS[kind].marker)
+def markers_of(kind: str) -> tuple[str, ...]:
+    """Returns the texts that may be special tokens, without which calls of a format could not be found."""
+    return CALL_FORMATS[kind].markers if kind in CALL_FORMATS else ()
 
 
 def constraint_for(
@@ -212,67 +160,92 @@ def constraint_for(
     parallel: bool,
     kind: str,
     reading: Reading,
+    token_id: TokenIds,
     asked: Constraint | None = None,
 ) -> Constraint | None:
     """Returns what an answer must match, None for any answer.
 
-    A forced choice makes the answer consist of calls, in the format that the parser of `kind` reads. Without a forced
-    choice the answer must match `asked`; if `asked` is JSON, the answer may be calls instead. `parallel` allows more
-    than one call. Raises `Unsupported` where a call is forced and the model has no known format.
+    A forced choice makes the answer consist of calls, in the format that the parser of `kind` reads; `token_id` returns
+    the ids of tokens by their texts. Without a forced choice the answer must match `asked`; if `asked` is JSON, the
+    answer may be calls instead. `parallel` allows more than one call. Raises `Unsupported` where a call is forced and
+    the model has no known format, and `InvalidRequest`.
     """
     if choice.mode is ToolChoiceMode.NONE or not tools:
         return asked
-    single = choice.mode is ToolChoiceMode.FUNCTION or not parallel
+    writing = _Writing(kind, reading, token_id, single=choice.mode is ToolChoiceMode.FUNCTION or not parallel)
     if choice.mode is ToolChoiceMode.AUTO:
-        may_call = asked is not None and asked.kind in _ANSWERS and kind in _FORMATS
-        return _calls(tools, _FORMATS[kind], single, reading, asked) if may_call else asked
-    if kind not in _FORMATS:
+        may_call = asked is not None and asked.kind in _ANSWERS and kind in CALL_FORMATS
+        return writing.constraint(tools, asked) if may_call else asked
+    if kind not in CALL_FORMATS:
         raise Unsupported(
             Reason.UNSUPPORTED_FIELD,
             "tool_choice forces a call, but this model has no known format of calls; leave it out, or start the server"
-            " with --tool-parser",
+            " with --tool-call-parser",
             field="tool_choice",
         )
     forced = [tool for tool in tools if choice.mode is ToolChoiceMode.REQUIRED or tool.name == choice.name]
-    return _calls(forced, _FORMATS[kind], single, reading)
+    return writing.constraint(forced)
 
 
-def _calls(
-    tools: Sequence[Tool], form: _Format, single: bool, reading: Reading, answer: Constraint | None = None
-) -> Constraint:
-    """Returns a grammar in Lark's notation with JSON schemas, as llguidance reads it.
+@dataclass(frozen=True)
+class _Writing:
+    """Writes the grammar of calls of one request, in the format `kind`, with one call where it is `single`."""
 
-    Each schema is a root of its own, so that its references stay inside of it.
-    """
-    more = "" if single else f" ({json.dumps(form.separator)} call){{0,{_MAX_CALLS - 1}}}"
-    before, between, behind = form.call
-    lines = [
-        f"start: calls{' | answer' if answer else ''}",
-        f"calls: call{more}",
-        "call: " + " | ".join(f"call_{number}" for number in range(len(tools))),
-    ]
-    for number, tool in enumerate(tools):
-        head = json.dumps(before + tool.name + between)
-        lines.append(f"call_{number}: {head} arguments_{number} {json.dumps(behind)}")
-        lines.append(f"arguments_{number}: %json {_arguments(tool, reading)}")
-    if answer:
-        lines.append(f"answer: %json {_embedded('response_format', answer)}")
-    return Constraint(ConstraintKind.GRAMMAR, text="\n".join(lines) + "\n")
+    kind: str
+    reading: Reading
+    token_id: TokenIds
+    single: bool
+
+    def constraint(self, tools: Sequence[Tool], answer: Constraint | None = None) -> Constraint:
+        """Returns a grammar of calls, or of `answer` instead, in Lark's notation with JSON schemas, as llguidance reads
+        it."""
+        form = CALL_FORMATS[self.kind]
+        writer = GrammarWriter(self.token_id, form.markers, self._embedded, self._unenforced)
+        rules = list[str]()
+        for tool in tools:
+            _check_schema(tool)
+        rules += form.syntax.grammar(tools, writer, single=self.single)
+        if answer:
+            frame = writer.literal(FINAL_HEADER) if self.kind == OPENAI else ""
+            rules += [f"answer: {frame} answer_text", f"answer_text: %json {_answer('response_format', answer)}"]
+        lines = [f"start: calls{' | answer' if answer else ''}", *rules]
+        return Constraint(ConstraintKind.GRAMMAR, text="\n".join(lines) + "\n", framed=True)
+
+    def _embedded(self, tool: Tool, schema: Mapping[str, Any]) -> str:
+        """Returns the schema of a function's arguments, or of one of them. Raises `InvalidRequest` for a schema that
+        cannot be read."""
+        field = f"tools.{tool.name}.parameters"
+        if not tool.strict:
+            found = unenforced_in(field, schema)
+            self.reading.ignored.extend(name for name in found if name not in self.reading.ignored)
+        return _embedded(field, json.dumps(schema), closes=self.reading.closes, lenient=not tool.strict)
+
+    def _unenforced(self, tool: Tool, keyword: str) -> None:
+        field = f"tools.{tool.name}.parameters.properties.{keyword}"
+        if tool.strict:
+            rule = "this model's format of calls cannot be held to it; leave it out, or leave out strict"
+            raise bad_parameter(field, "asked for", rule)
+        self.reading.ignored.append(field)
 
 
-def _arguments(tool: Tool, reading: Reading) -> str:
-    """Returns the schema of a function's arguments. Raises `InvalidRequest` for a schema that cannot be read."""
-    field, schema = f"tools.{tool.name}.parameters", tool.parameters_json or '{"type": "object"}'
-    if not tool.strict:
-        reading.ignored.extend(unenforced_in(field, msgspec.json.decode(schema)))
-    kind = ConstraintKind.JSON_SCHEMA
-    return _embedded(field, Constraint(kind, schema, closes=reading.closes, lenient=not tool.strict))
-
-
-def _embedded(field: str, schema: Constraint) -> str:
-    text = schema.text or '{"type": "object"}'
+def _check_schema(tool: Tool) -> None:
+    """Raises `InvalidRequest` for a tool whose arguments cannot be told from its schema."""
     try:
-        return embedded(text, closes=schema.closes, lenient=schema.lenient)
+        list(arguments_of(tool))
+    except ValueError as error:
+        raise bad_parameter(f"tools.{tool.name}.parameters", "not usable", str(error)) from error
+    except RecursionError as error:
+        raise bad_parameter(f"tools.{tool.name}.parameters", "nested too deeply", "flatten it") from error
+
+
+def _answer(field: str, schema: Constraint) -> str:
+    text = schema.text or '{"type": "object"}'
+    return _embedded(field, text, closes=schema.closes, lenient=schema.lenient)
+
+
+def _embedded(field: str, text: str, *, closes: bool, lenient: bool) -> str:
+    try:
+        return embedded(text, closes=closes, lenient=lenient)
     except ValueError as error:
         raise bad_parameter(field, "not usable", str(error)) from error
     except RecursionError as error:

@@ -8,17 +8,30 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.frontend.access.access import Access
+from octavo.frontend.anthropic import models as anthropic_models
+from octavo.frontend.anthropic.messages import count_tokens, messages
+from octavo.frontend.api.endpoint import Api, Handler, route
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.errors import NotFound, Reason
-from octavo.frontend.http.errors import error_response
+from octavo.frontend.http.errors import error_response, is_anthropic
 from octavo.frontend.openai import other_routes, responses
 from octavo.frontend.openai.chat_completions import chat_completions
 from octavo.frontend.openai.completions import completions
 from octavo.frontend.openai.embeddings import embeddings
-from octavo.frontend.openai.endpoint import Api, Handler, route
+from octavo.frontend.openai.infill import infill
 from octavo.frontend.openai.scores import classify, rerank, score
 from octavo.frontend.page import routes as page
 from octavo.frontend.stream.generation import Generation
+
+
+def _by_api(openai: Handler, anthropic: Handler) -> Handler:
+    """Returns a handler of a path that both APIs have."""
+
+    async def answer(api: Api, request: Request) -> Response:
+        return await (anthropic if is_anthropic(request.scope) else openai)(api, request)
+
+    return answer
+
 
 # Routes are tried in this order.
 _ROUTES: Final[dict[tuple[str, str], Handler]] = {
@@ -32,8 +45,11 @@ _ROUTES: Final[dict[tuple[str, str], Handler]] = {
     ("POST", "/rerank"): rerank,
     ("POST", "/v1/classify"): classify,
     ("POST", "/classify"): classify,
-    ("GET", "/v1/models"): other_routes.list_models,
-    ("GET", "/v1/models/{name:path}"): other_routes.get_model,
+    ("POST", "/infill"): infill,
+    ("POST", "/v1/messages"): messages,
+    ("POST", "/v1/messages/count_tokens"): count_tokens,
+    ("GET", "/v1/models"): _by_api(other_routes.list_models, anthropic_models.list_models),
+    ("GET", "/v1/models/{name:path}"): _by_api(other_routes.get_model, anthropic_models.get_model),
     ("POST", "/tokenize"): other_routes.tokenize,
     ("POST", "/detokenize"): other_routes.detokenize,
     ("GET", "/livez"): other_routes.livez,
@@ -72,7 +88,8 @@ async def _no_route(request: Request, error: Exception) -> Response:
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "another method")
         wrong = NotFound(Reason.ROUTE_NOT_FOUND, f"{path} is not for {request.method}; use {allowed}")
-        refusal = error_response(wrong, 405)
+        refusal = error_response(wrong, request.scope, 405)
         refusal.headers["allow"] = allowed
         return refusal
-    return error_response(NotFound(Reason.ROUTE_NOT_FOUND, f"there is nothing at {path}; look into the documentation"))
+    unknown = NotFound(Reason.ROUTE_NOT_FOUND, f"there is nothing at {path}; look into the documentation")
+    return error_response(unknown, request.scope)

@@ -1,0 +1,1 @@
+"""Serves Anthropic's Messages API over HTTP."""

@@ -1,0 +1,252 @@
+"""Builds the object of a response, and the events of every change to it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar
+
+import msgspec
+
+from octavo.frontend.answer_parsers.parts import AnswerPart, AnswerReader, ContentText, ReasoningText, ToolCallDelta
+from octavo.frontend.api.usage import UsageSum
+from octavo.frontend.errors import Overloaded, ServiceError
+from octavo.frontend.http.envelope import unix_time
+from octavo.frontend.http.errors import error_object
+from octavo.frontend.http.streaming import comment
+from octavo.frontend.request.events import Event, RequestNotice, RequestStarted, SequenceFinished, TextDelta
+from octavo.wire.requests import FinishReason
+
+_encode = msgspec.json.Encoder().encode
+# The name of an event, without what all have in common, and its fields.
+_Event = tuple[str, dict[str, Any]]
+
+
+class _OpenItem(ABC):
+    """Holds the item of the output that text is being added to, at the index `place`."""
+
+    def __init__(self, item: dict[str, Any], place: int) -> None:
+        """`item` has the fields that do not change."""
+        self.item = item
+        self._texts: list[str] = []
+        self._at = {"item_id": item["id"], "output_index": place}
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
+    def opened(self) -> Iterator[_Event]:
+        """Yields the events of the item's beginning."""
+        yield "output_item.added", {"output_index": self._at["output_index"], "item": self.begun()}
+
+    def grown(self, text: str) -> Iterator[_Event]:
+        """Adds `text`, and yields the event of it."""
+        self._texts.append(text)
+        yield self.delta(text)
+
+    def closed(self, status: str) -> Iterator[_Event]:
+        """Yields the events of the item's end."""
+        yield from self.done()
+        yield "output_item.done", {"output_index": self._at["output_index"], "item": self.whole(status)}
+
+    @abstractmethod
+    def begun(self) -> dict[str, Any]:
+        """Returns the item without text."""
+
+    @abstractmethod
+    def delta(self, text: str) -> _Event:
+        """Returns the event of further text."""
+
+    @abstractmethod
+    def done(self) -> Iterator[_Event]:
+        """Yields the events of the whole text."""
+
+    @abstractmethod
+    def whole(self, status: str) -> dict[str, Any]:
+        """Returns the item with its text."""
+
+
+class _OpenParts(_OpenItem):
+    """Holds an item whose text is a part of its content."""
+
+    EVENT: ClassVar[str]
+
+    @abstractmethod
+    def part(self) -> dict[str, Any]:
+        """Returns the part with the text that there is."""
+
+    def opened(self) -> Iterator[_Event]:
+        yield from super().opened()
+        yield "content_part.added", {**self._at, "content_index": 0, "part": self.part()}
+
+    def begun(self) -> dict[str, Any]:
+        return {**self.item, "status": "in_progress", "content": []}
+
+    def delta(self, text: str) -> _Event:
+        return f"{self.EVENT}.delta", {**self._at, "content_index": 0, "delta": text}
+
+    def done(self) -> Iterator[_Event]:
+        place = {**self._at, "content_index": 0}
+        yield f"{self.EVENT}.done", {**place, "text": self.text}
+        yield "content_part.done", {**place, "part": self.part()}
+
+    def whole(self, status: str) -> dict[str, Any]:
+        return {**self.item, "status": status, "content": [self.part()]}
+
+
+class _OpenMessage(_OpenParts):
+    EVENT = "output_text"
+
+    def part(self) -> dict[str, Any]:
+        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}
+
+    def delta(self, text: str) -> _Event:
+        name, fields = super().delta(text)
+        return name, {**fields, "logprobs": []}
+
+    def done(self) -> Iterator[_Event]:
+        for name, fields in super().done():
+            yield name, fields if "part" in fields else {**fields, "logprobs": []}
+
+
+class _OpenReasoning(_OpenParts):
+    EVENT = "reasoning_text"
+
+    def part(self) -> dict[str, Any]:
+        return {"type": "reasoning_text", "text": self.text}
+
+
+class _OpenCall(_OpenItem):
+    def begun(self) -> dict[str, Any]:
+        return {**self.item, "arguments": "", "status": "in_progress"}
+
+    def delta(self, text: str) -> _Event:
+        return "function_call_arguments.delta", {**self._at, "delta": text}
+
+    def done(self) -> Iterator[_Event]:
+        fields = {**self._at, "name": self.item["name"], "arguments": self.text}
+        yield "function_call_arguments.done", fields
+
+    def whole(self, status: str) -> dict[str, Any]:
+        return {**self.item, "arguments": self.text, "status": status}
+
+
+class ResponseAnswer:
+    """Builds the response object of one generation, and the events of every change to that object.
+
+    `response` is the object as it is now, and complete after `finish`. Every method returns server-sent events as
+    bytes; an answer that is no stream drops them.
+    """
+
+    def __init__(
+        self, response: dict[str, Any], reader: AnswerReader, *, namespaces: Mapping[str, str] | None = None
+    ) -> None:
+        self.response: dict[str, Any] = {**response, "status": "in_progress", "output": [], "usage": None}
+        self._output: list[dict[str, Any]] = self.response["output"]
+        self._reader = reader
+        # Namespaces of functions, by the names of the functions.
+        self._namespaces = namespaces or {}
+        self._open: _OpenItem | None = None
+        self._usage = UsageSum()
+        self._number = 0
+
+    def take(self, event: Event) -> bytes:
+        """Takes in the next event of the generation; `finish` is called after the last one."""
+        self._usage.note(0, event)
+        match event:
+            case RequestStarted():
+                return self._lifecycle("created") + self._lifecycle("in_progress")
+            case TextDelta():
+                return self._written(self._grown(self._reader.take(event.reasoning, event.text)))
+            case SequenceFinished():
+                return self._written(self._ended(event))
+            case RequestNotice():
+                return comment(event.kind.name.lower())
+        return b""
+
+    def finish(self) -> bytes:
+        """Returns the last event of the response, which has the usage."""
+        counts = self._usage
+        self.response["usage"] = {
+            "input_tokens": counts.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": counts.cached_tokens},
+            "output_tokens": counts.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": counts.reasoning_tokens},
+            "total_tokens": counts.prompt_tokens + counts.completion_tokens,
+        }
+        return self._lifecycle(self.response["status"])
+
+    def fail(self, error: ServiceError) -> bytes:
+        """Returns the last event of a stream that `error` ends."""
+        code = "rate_limit_exceeded" if isinstance(error, Overloaded) else "server_error"
+        self.response |= {"status": "failed", "error": {"code": code, "message": error_object(error)["message"]}}
+        return self._lifecycle("failed")
+
+    def _grown(self, parts: Iterable[AnswerPart]) -> Iterator[_Event]:
+        for part in parts:
+            match part:
+                case ContentText():
+                    yield from self._add(_OpenMessage, part.text)
+                case ReasoningText():
+                    yield from self._add(_OpenReasoning, part.text)
+                case ToolCallDelta():
+                    if part.id:
+                        yield from self._close("completed")
+                        yield from self._begin(_OpenCall(self._call(part), len(self._output)))
+                    if part.arguments and self._open:
+                        yield from self._open.grown(part.arguments)
+
+    def _ended(self, finished: SequenceFinished) -> Iterator[_Event]:
+        yield from self._grown(self._reader.finish())
+        status = "completed" if finished.reason is FinishReason.STOP else "incomplete"
+        if not self._output and self._open is None:
+            yield from self._begin(self._message())
+        yield from self._close(status)
+        self.response["status"] = status
+        if status == "incomplete":
+            self.response["incomplete_details"] = {"reason": "max_output_tokens"}
+        else:
+            self.response["completed_at"] = unix_time()
+
+    def _add(self, kind: type[_OpenParts], text: str) -> Iterator[_Event]:
+        if not isinstance(self._open, kind):
+            yield from self._close("completed")
+            yield from self._begin(self._message() if kind is _OpenMessage else self._reasoning())
+        assert self._open
+        yield from self._open.grown(text)
+
+    def _begin(self, item: _OpenItem) -> Iterator[_Event]:
+        self._open = item
+        return item.opened()
+
+    def _close(self, status: str) -> Iterator[_Event]:
+        if self._open is not None:
+            yield from self._open.closed(status)
+            self._output.append(self._open.whole(status))
+            self._open = None
+
+    def _message(self) -> _OpenItem:
+        item = {"id": self._id("msg"), "type": "message", "role": "assistant"}
+        return _OpenMessage(item, len(self._output))
+
+    def _reasoning(self) -> _OpenItem:
+        return _OpenReasoning({"id": self._id("rs"), "type": "reasoning", "summary": []}, len(self._output))
+
+    def _call(self, call: ToolCallDelta) -> dict[str, Any]:
+        item_id = f"fc_{call.id.removeprefix('call_')}"
+        item = {"id": item_id, "type": "function_call", "call_id": call.id, "name": call.name}
+        namespace = self._namespaces.get(call.name)
+        return {**item, "namespace": namespace} if namespace else item
+
+    def _id(self, prefix: str) -> str:
+        return f"{prefix}_{len(self._output)}_{self.response['id'][5:]}"
+
+    def _lifecycle(self, name: str) -> bytes:
+        return self._event(name, {"response": self.response})
+
+    def _written(self, events: Iterable[_Event]) -> bytes:
+        return b"".join(self._event(name, fields) for name, fields in events)
+
+    def _event(self, name: str, fields: dict[str, Any]) -> bytes:
+        kind = f"response.{name}"
+        payload = _encode({"type": kind, "sequence_number": self._number, **fields})
+        self._number += 1
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), payload)
