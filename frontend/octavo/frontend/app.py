@@ -17,7 +17,9 @@ from octavo.frontend.http.errors import error_response, is_anthropic
 from octavo.frontend.openai import other_routes, responses
 from octavo.frontend.openai.chat_completions import chat_completions
 from octavo.frontend.openai.completions import completions
+from octavo.frontend.openai.embeddings import embeddings
 from octavo.frontend.openai.infill import infill
+from octavo.frontend.openai.scores import classify, rerank, score
 from octavo.frontend.page import routes as page
 from octavo.frontend.stream.generation import Generation
 
@@ -35,6 +37,14 @@ def _by_api(openai: Handler, anthropic: Handler) -> Handler:
 _ROUTES: Final[dict[tuple[str, str], Handler]] = {
     ("POST", "/v1/chat/completions"): chat_completions,
     ("POST", "/v1/completions"): completions,
+    ("POST", "/v1/embeddings"): embeddings,
+    ("POST", "/v1/score"): score,
+    ("POST", "/score"): score,
+    ("POST", "/v1/rerank"): rerank,
+    ("POST", "/v2/rerank"): rerank,
+    ("POST", "/rerank"): rerank,
+    ("POST", "/v1/classify"): classify,
+    ("POST", "/classify"): classify,
     ("POST", "/infill"): infill,
     ("POST", "/v1/messages"): messages,
     ("POST", "/v1/messages/count_tokens"): count_tokens,

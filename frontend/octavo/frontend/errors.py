@@ -67,6 +67,7 @@ class Reason(enum.StrEnum):
     NO_TOKEN_LEFT = "NO_TOKEN_LEFT"
     OUT_OF_MEMORY = "OUT_OF_MEMORY"
     QUARANTINED = "QUARANTINED"
+    WRONG_TASK = "WRONG_TASK"
     STREAM_BROKEN = "STREAM_BROKEN"
     INTERNAL = "INTERNAL"
 
@@ -168,6 +169,7 @@ TABLE: Final[dict[Terms, tuple[Reason, ...]]] = {
         Reason.NEVER_FITS_KV,
         Reason.NO_TOKEN_LEFT,
         Reason.TEXT_TIMEOUT,
+        Reason.WRONG_TASK,
     ),
     # As gRPC itself answers a message that is too large.
     Terms(InvalidRequest, "RESOURCE_EXHAUSTED", 413, anthropic_type="request_too_large"): (Reason.TOO_LARGE,),

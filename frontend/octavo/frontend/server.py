@@ -32,6 +32,7 @@ from octavo.frontend.stream.metrics import CellMetrics, FrontendMetrics
 from octavo.frontend.stream.registry import Timeouts
 from octavo.frontend.text.model_defaults import read_model_defaults
 from octavo.frontend.text.pool import TextPool
+from octavo.frontend.text.pooling_defaults import read_pooling_defaults
 from octavo.frontend.text.tokenizer import ModelTokenizer, check_vocabulary
 from octavo.frontend.vllm_engine.service import add_vllm_engine
 from octavo.runtime.models.directory import fingerprint
@@ -134,6 +135,7 @@ class FrontendServer:
             observer=self._metrics,
             worker_grace_s=config.worker_grace_s,
             timeouts=Timeouts(config.max_request_s, config.max_detach_grace_s, config.stall_timeout_s),
+            pooling_defaults=read_pooling_defaults(config.model_directory),
             reasoning_format=_reasoning_format(config, tokenizer),
         )
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]

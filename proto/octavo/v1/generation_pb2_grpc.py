@@ -64,6 +64,11 @@ class GenerationServiceStub:
                 request_serializer=octavo_dot_v1_dot_generation__pb2.DetokenizeRequest.SerializeToString,
                 response_deserializer=octavo_dot_v1_dot_generation__pb2.DetokenizeResponse.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/octavo.v1.GenerationService/Embed',
+                request_serializer=octavo_dot_v1_dot_generation__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_generation__pb2.EmbedResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/octavo.v1.GenerationService/ListModels',
                 request_serializer=octavo_dot_v1_dot_generation__pb2.ListModelsRequest.SerializeToString,
@@ -118,6 +123,14 @@ class GenerationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Embed(self, request, context):
+        """What a model that generates no text gives of texts instead: vectors, or scores of classes. The call's deadline is
+        that of all its texts; the first that fails ends the call.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListModels(self, request, context):
         """The models served, with their limits.
         """
@@ -152,6 +165,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.Detokenize,
                     request_deserializer=octavo_dot_v1_dot_generation__pb2.DetokenizeRequest.FromString,
                     response_serializer=octavo_dot_v1_dot_generation__pb2.DetokenizeResponse.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=octavo_dot_v1_dot_generation__pb2.EmbedRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_generation__pb2.EmbedResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -299,6 +317,33 @@ class GenerationService:
             '/octavo.v1.GenerationService/Detokenize',
             octavo_dot_v1_dot_generation__pb2.DetokenizeRequest.SerializeToString,
             octavo_dot_v1_dot_generation__pb2.DetokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.GenerationService/Embed',
+            octavo_dot_v1_dot_generation__pb2.EmbedRequest.SerializeToString,
+            octavo_dot_v1_dot_generation__pb2.EmbedResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,6 +27,7 @@ from octavo.wire.base import (
     Value,
     since,
 )
+from octavo.wire.pooling import OutputBytes, PoolingParams
 from octavo.wire.sampling import MAX_PARALLEL, Logprobs, SamplingParams
 from octavo.wire.steps import ModelInfo
 
@@ -78,6 +79,7 @@ class RejectReason(enum.StrEnum):
     QUEUE_TIMEOUT = "queue_timeout"
     OUT_OF_MEMORY = "out_of_memory"
     QUARANTINED = "quarantined"
+    WRONG_TASK = "wrong_task"
 
 
 class GeneratedSequence(Value, frozen=True):
@@ -124,7 +126,8 @@ class Request(Value, frozen=True):
 
     `max_queue_ms` (None: no limit) is the age at which the request is rejected if it has never been admitted to a
     replica. `traceparent` names the frontend's span of it. `predicted_token_ids` are what the client expects the answer
-    to be: guesses, which may make it faster and change nothing else.
+    to be: guesses, which may make it faster and change nothing else. With `pooling` the request ends with an output of
+    the model in place of tokens, and its `sampling` means nothing.
     """
 
     request_id: Name
@@ -143,6 +146,12 @@ class Request(Value, frozen=True):
     predicted_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_TOKENS, extra={"since": 9})] = field(
         default_factory=list
     )
+    pooling: Annotated[PoolingParams | None, since(9)] = None
+
+    @property
+    def longest(self) -> int:
+        """Returns the tokens, with the prompt's, that a sequence of the request can grow to."""
+        return len(self.prompt_token_ids) + (self.sampling.max_tokens if self.pooling is None else 0)
 
     def __post_init__(self) -> None:
         if self.cache_key.salted_from > len(self.prompt_token_ids):
@@ -305,6 +314,8 @@ class Delta(Value, frozen=True):
 
     `drafted` counts the guesses of this sequence's tokens that steps have checked so far, in this attempt, `accepted`
     those that were right; `accepted_predictions` and `rejected_predictions` those of them that the client gave.
+
+    The one delta of a request with `pooling` brings its output, `pooled`, in place of tokens.
     """
 
     request_id: Name
@@ -324,6 +335,7 @@ class Delta(Value, frozen=True):
     accepted: Annotated[ToldCount, since(9)] = 0
     accepted_predictions: Annotated[ToldCount, since(9)] = 0
     rejected_predictions: Annotated[ToldCount, since(9)] = 0
+    pooled: Annotated[OutputBytes, since(9)] = b""
 
 
 class Deltas(Fenced, frozen=True):

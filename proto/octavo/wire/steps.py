@@ -29,6 +29,7 @@ from octavo.wire.base import (
     since,
 )
 from octavo.wire.costs import Seconds, StepCosts
+from octavo.wire.pooling import PooledOutput, PoolingModel, PoolingParams
 from octavo.wire.sampling import MAX_PARALLEL, MAX_STOP_TOKEN_IDS, Logprobs, SamplingParams
 
 MAX_STEPS_IN_FLIGHT = 2
@@ -47,7 +48,8 @@ class ModelInfo(Value, frozen=True):
     """Identifies a model: it must be equal on every replica, and a frontend checks requests by it.
 
     `fingerprint` identifies the model directory (`octavo.runtime.models.directory`); `dtype` is that of the
-    computation; `quantization` the format into which weights were quantised as they were loaded, or `none`.
+    computation; `quantization` the format into which weights were quantised as they were loaded, or `none`; `pooling`
+    what it gives in place of tokens, None for a model that generates.
     """
 
     name: Name
@@ -56,6 +58,7 @@ class ModelInfo(Value, frozen=True):
     vocab_size: Annotated[int, Meta(ge=1, le=2**31 - 1)]
     max_model_len: Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
     quantization: Annotated[Name, since(9)] = "none"
+    pooling: Annotated[PoolingModel | None, since(9)] = None
 
 
 class KVGroup(Value, frozen=True):
@@ -131,7 +134,8 @@ class WorkerHello(Message, frozen=True):
     not measure. Of the `world_size` ranks that share a replica's model the first
     registers, for all. `predecessor` is None if there was none that served, or one that left in order. `draft_model`
     names the smaller model that makes proposals here, if there is one; of it, each block holds keys and values too.
-    `kv_disk` is None if there is none, and `block_server` if nobody can read blocks here.
+    `kv_disk` is None if there is none, and `block_server` if nobody can read blocks here. A model that keeps nothing
+    between steps, an encoder, has neither `kv_groups` nor blocks: each of its texts is computed whole, in one step.
     """
 
     schema_version: Count
@@ -141,11 +145,11 @@ class WorkerHello(Message, frozen=True):
     model: ModelInfo
     device: Name
     world_size: Annotated[int, Meta(ge=1, le=1024)]
-    num_blocks: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    num_blocks: Annotated[int, Meta(ge=0, le=2**31 - 1)]
     num_cpu_blocks: Annotated[int, Meta(ge=0, le=2**31 - 1)]
     block_size: Annotated[int, Meta(ge=1, le=MAX_BLOCK_SIZE)]
     kv_bytes_per_token: Count
-    kv_groups: Annotated[list[KVGroup], Meta(min_length=1, max_length=MAX_KV_GROUPS)]
+    kv_groups: Annotated[list[KVGroup], Meta(max_length=MAX_KV_GROUPS)]
     costs: StepCosts | None = None
     predecessor: Annotated[Predecessor | None, since(9)] = None
     draft_model: Annotated[Name | None, since(9)] = None
@@ -262,6 +266,7 @@ class SequenceStart(Value, frozen=True):
     num_computed: Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
     sampling: SamplingParams
     traceparent: TraceParent = ""
+    pooling: Annotated[PoolingParams | None, since(9)] = None
 
 
 class SequenceFork(Value, frozen=True):
@@ -440,12 +445,13 @@ class StepResult(FencedWork, frozen=True):
     It holds what was `sampled`, the `candidates` of sequences that are beams, `prompt_logprobs` of those that want them
     and got some computed, and what `failed`. `detail` says why a whole step did. `further` tokens are those of
     sequences in `sampled` whose drafts began right. `proposed` are guesses of what follows all of these, for sequences
-    in `sampled` that a proposal was asked for: as many, or fewer.
+    in `sampled` that a proposal was asked for: as many, or fewer. `pooled` are the outputs of sequences that ask for
+    one.
 
-    Each sequence that chooses in the step is in exactly one of `sampled`, `candidates` and `failed`; one that does not
-    choose may have failed too. A sequence that has failed is dead: until it is forgotten, every plan with work for it
-    computes nothing of it and answers its failure again, and a fork of it has failed as well. So the scheduler, which
-    may have planned one step with it already, need not know of the failure when it plans. What a sequence that is
+    Each sequence that chooses in the step is in exactly one of `sampled`, `candidates`, `pooled` and `failed`; one that
+    does not choose may have failed too. A sequence that has failed is dead: until it is forgotten, every plan with work
+    for it computes nothing of it and answers its failure again, and a fork of it has failed as well. So the scheduler,
+    which may have planned one step with it already, need not know of the failure when it plans. What a sequence that is
     `NOT_FINITE` has written to its blocks is not to be relied on.
     """
 
@@ -461,6 +467,9 @@ class StepResult(FencedWork, frozen=True):
         default_factory=list
     )
     proposed: Annotated[list[SequenceDraft], Meta(max_length=MAX_SEQUENCES, extra={"since": 9})] = field(
+        default_factory=list
+    )
+    pooled: Annotated[list[PooledOutput], Meta(max_length=MAX_SEQUENCES, extra={"since": 9})] = field(
         default_factory=list
     )
 

@@ -15,11 +15,13 @@ import msgspec
 
 from octavo.wire.base import OLDEST_SCHEMA_VERSION, SCHEMA_VERSION, Message
 from octavo.wire.codec import encode
-from octavo.wire.requests import PrefixCacheReset, Refused, ResetPrefixCache
+from octavo.wire.requests import PrefixCacheReset, Refused, RejectReason, ResetPrefixCache
 from octavo.wire.steps import BlocksFetched, BlocksPulled, PullBlocks, WorkerRefused
 
 # Members of enums that came later: since when, and what peers are told that do not know them.
-LATER_MEMBERS: Final[dict[enum.Enum, tuple[int, enum.Enum]]] = {}
+LATER_MEMBERS: Final[dict[enum.Enum, tuple[int, enum.Enum]]] = {
+    RejectReason.WRONG_TASK: (9, RejectReason.MODEL_MISMATCH),
+}
 # Whole messages that came later: since when. Peers that do not know them get none.
 LATER_MESSAGES: Final[dict[type[Message], int]] = {
     ResetPrefixCache: 9,

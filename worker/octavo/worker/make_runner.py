@@ -13,6 +13,7 @@ from octavo.runtime.models.directory import ModelDirectoryError, model_name, res
 from octavo.worker.config import WorkerConfig
 from octavo.worker.health import Liveness
 from octavo.worker.model_settings import DEFAULT_FAKE_BLOCKS
+from octavo.worker.models.encoders.families import is_encoder
 from octavo.worker.process import available_cores
 from octavo.worker.runner import DeviceLostError, Runner
 
@@ -28,8 +29,10 @@ class ContextRoomError(Exception):
 def check_context_room(runner: Runner) -> None:
     """Checks that a sequence of `max_model_len` tokens fits into the KV cache of `runner`.
 
-    Raises `ContextRoomError`, with both remedies in figures, if it does not.
+    It does where no KV is kept. Raises `ContextRoomError`, with both remedies in figures, if it does not.
     """
+    if not runner.kv_groups:
+        return
     length, groups, block_size = runner.model.max_model_len, len(runner.kv_groups), runner.block_size
     needed = -(-length // block_size) * groups
     if runner.num_blocks >= needed:
@@ -91,6 +94,12 @@ def describe(runner: Runner, *, exact: bool = False) -> str:
     if exact:
         numerics += ", exact"
     device = runner.device if runner.world_size == 1 else f"{runner.world_size} ranks of {runner.device}"
+    if model.pooling is not None and not runner.kv_groups:
+        return (
+            f"model {model.name} ({numerics}, {model.max_model_len} positions) on {device}:"
+            f" {model.pooling.num_outputs} numbers for each text ({model.pooling.task.value}), no KV blocks;"
+            f" kernels: {runner.kernels}"
+        )
     # A block holds the keys and values of one KV group.
     block_gib = runner.block_size * runner.kv_bytes_per_token / len(runner.kv_groups) / (1 << 30)
     return (
@@ -109,7 +118,10 @@ def _make_runner(config: WorkerConfig, **shared: Any) -> Runner:
         make = partial(_make_model_runner, **shared)
     try:
         draft = resolve_model(config.draft_model, config.load_format) if config.draft_model else None
-        runner = make(config, resolve_model(config.model, config.load_format), draft)
+        directory = resolve_model(config.model, config.load_format)
+        if is_encoder(directory):
+            make = _make_fake_encoder if config.device == "fake" else _make_encoder_runner
+        runner = make(config, directory, draft)
         _check_context_room(runner, config)
     except (ModelDirectoryError, ContextRoomError) as error:
         raise UnusableError(one_line(error)) from error
@@ -148,6 +160,31 @@ def _make_fake_runner(config: WorkerConfig, directory: Path, draft: Path | None)
     )
     runner.grammars.load()
     return runner
+
+
+def _make_fake_encoder(config: WorkerConfig, directory: Path, draft: Path | None) -> Runner:
+    from octavo.worker.fake.encoder import FakeEncoderRunner
+
+    return FakeEncoderRunner(
+        directory,
+        block_size=config.block_size,
+        max_model_len=config.max_model_len,
+        step_ms=config.fake_step_ms,
+        load_format=config.load_format,
+        faults=config.fake_faults,
+    )
+
+
+def _make_encoder_runner(config: WorkerConfig, directory: Path, draft: Path | None) -> Runner:
+    # As below: torch takes seconds to import.
+    from octavo.worker.loading.weights import WeightsError
+    from octavo.worker.models.config_file import ModelConfigError
+    from octavo.worker.pooling.runner import EncoderRunner
+
+    try:
+        return EncoderRunner(directory, replace(config, threads=config.threads or _usual_threads(config.ranks_here)))
+    except (ModelConfigError, WeightsError) as error:
+        raise UnusableError(one_line(error)) from error
 
 
 def _make_model_runner(config: WorkerConfig, directory: Path, draft: Path | None, **shared: Any) -> Runner:

@@ -388,4 +388,5 @@ def _result(
         detail,
         output.further,
         output.proposed,
+        output.pooled,
     )

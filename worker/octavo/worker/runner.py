@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from octavo.wire.pooling import PooledOutput
 from octavo.wire.steps import (
     BlockMoves,
     Candidates,
@@ -25,9 +26,9 @@ from octavo.worker.sequences import WorkItem
 class StepOutput:
     """Holds what a step produced, in the order of its items and of their choosers.
 
-    These are tokens for choosers that sample, and `further` ones that drafts have brought, candidates for beams, prompt
-    logprobs where they are wanted, the sequences of the step that `failed` instead, and what is `proposed` to come next
-    (`octavo.wire.steps.StepResult`).
+    These are tokens for choosers that sample, and `further` ones that drafts have brought, candidates for beams,
+    `pooled` outputs for those that ask for one, prompt logprobs where they are wanted, the sequences of the step that
+    `failed` instead, and what is `proposed` to come next (`octavo.wire.steps.StepResult`).
     """
 
     sampled: list[SampledToken]
@@ -37,6 +38,7 @@ class StepOutput:
     times: StepTimes
     further: list[FurtherTokens] = field(default_factory=list)
     proposed: list[SequenceDraft] = field(default_factory=list)
+    pooled: list[PooledOutput] = field(default_factory=list)
 
     def without(self, failed: list[SequenceFailure]) -> "StepOutput":
         """Returns this output with the sequences of `failed` as failures and without anything else of these
@@ -52,6 +54,7 @@ class StepOutput:
             self.times,
             [each for each in self.further if each.sequence_id not in dead],
             [each for each in self.proposed if each.sequence_id not in dead],
+            [each for each in self.pooled if each.sequence_id not in dead],
         )
 
 
@@ -101,9 +104,9 @@ class Runner(Protocol):
     """A model with its paged KV cache of `num_blocks` device blocks and `num_cpu_blocks` CPU blocks of `block_size`
     slots.
 
-    Any of the `kv_groups` may use any block. `kv_cache_dtype` is the type of keys and values; `kernels` names the
-    kernels in words; the model is spread over `world_size` ranks; `draft_model` names the one that makes proposals, if
-    there is one.
+    Any of the `kv_groups` may use any block; a model that keeps nothing between steps has neither. `kv_cache_dtype` is
+    the type of keys and values; `kernels` names the kernels in words; the model is spread over `world_size` ranks;
+    `draft_model` names the one that makes proposals, if there is one.
 
     `launch` begins a step and may return before the step is done. The step carries out `moves`, in their order, then
     computes all `items` as one batch; either may be empty. It writes the keys and values of every item before it reads

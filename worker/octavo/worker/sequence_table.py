@@ -10,7 +10,8 @@ from itertools import chain
 import msgspec
 
 from octavo.runtime.telemetry.tracing import NOTHING, Span, start_span
-from octavo.wire.base import NULL_BLOCK
+from octavo.wire.base import MAX_TOKENS, NULL_BLOCK
+from octavo.wire.pooling import PooledOutput
 from octavo.wire.steps import (
     Candidates,
     KVGroup,
@@ -123,7 +124,7 @@ class SequenceTable:
             for sequence in item.members:
                 self._advance(sequence, sequence.num_computed + item.num_known)
             for sequence in item.choosers:
-                if sequence.sampling.beam is None:
+                if sequence.samples:
                     sequence.token_ids.append(PENDING_TOKEN)
                     sequence.is_drafted = item.looks_ahead
 
@@ -138,10 +139,12 @@ class SequenceTable:
         """
         dead = _by_id(output.failed, items)
         choosers = [(each, item.known_end) for item in items for each in item.choosers if each.sequence_id not in dead]
-        sampling = [(sequence, end) for sequence, end in choosers if sequence.sampling.beam is None]
+        sampling = [(sequence, end) for sequence, end in choosers if sequence.samples]
         beams = [sequence for sequence, _ in choosers if sequence.sampling.beam is not None]
+        pooled = [sequence for sequence, _ in choosers if sequence.pooling is not None]
         _check_answered("tokens", [sequence for sequence, _ in sampling], output.sampled)
         _check_answered("candidates", beams, output.candidates)
+        _check_answered("outputs", pooled, output.pooled)
         chosen = [token.token_id for token in output.sampled]
         further = _further(items, output)
         offered = [token_id for beam in output.candidates for token_id in beam.token_ids]
@@ -230,6 +233,7 @@ class SequenceTable:
             start.num_computed,
             [[] for _ in self._kv_groups],
             span=_span(start),
+            pooling=start.pooling,
         )
         if not sequence.prompt_length:
             raise PlanError(f"{sequence} starts without a prompt")
@@ -291,8 +295,9 @@ class SequenceTable:
         what = "draft" if draft else "proposal"
         if not chooses:
             raise PlanError(f"{sequence} has a {what}, but does not reach its last token in this step")
-        if not alone or sequence.sampling.beam is not None:
-            raise PlanError(f"{sequence} has a {what}, but {'has followers' if not alone else 'is a beam'}")
+        if not alone or not sequence.samples:
+            kind = "is a beam" if sequence.sampling.beam is not None else "samples no token"
+            raise PlanError(f"{sequence} has a {what}, but {kind if alone else 'has followers'}")
         if not self._in_vocabulary(draft):
             raise PlanError(f"{sequence} has a draft with a token id outside the vocabulary of {self._vocab_size}")
 
@@ -332,7 +337,11 @@ class SequenceTable:
     def _check_end(self, sequence: WorkerSequence, end: int, written_end: int) -> None:
         for reached, limit, what in (
             (end, len(sequence.token_ids), "known tokens"),
-            (written_end, min(map(len, sequence.block_tables)) * self._block_size, "slots in its blocks"),
+            (
+                written_end,
+                min(map(len, sequence.block_tables), default=MAX_TOKENS) * self._block_size,
+                "slots in its blocks",
+            ),
             (written_end, self._max_model_len, "positions in the model"),
         ):
             if reached > limit:
@@ -438,7 +447,9 @@ def _by_id(failed: list[SequenceFailure], items: list[WorkItem]) -> dict[int, Se
     return by_id
 
 
-def _check_answered(what: str, expected: list[WorkerSequence], answers: list[SampledToken] | list[Candidates]) -> None:
+def _check_answered(
+    what: str, expected: list[WorkerSequence], answers: list[SampledToken] | list[Candidates] | list[PooledOutput]
+) -> None:
     if [sequence.sequence_id for sequence in expected] != [answer.sequence_id for answer in answers]:
         raise ValueError(
             f"the runner returned {what} of {len(answers)} sequences, which are not the {len(expected)} that choose"

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from octavo.runtime.telemetry.tracing import NOTHING, Span
+from octavo.wire.pooling import PoolingParams
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import SequenceFailure
 
@@ -26,6 +27,8 @@ class WorkerSequence:
     done. There is one table per KV group, from logical to physical block, with `NULL_BLOCK` where a sliding window has
     passed.
 
+    With `pooling` the sequence gets an output of the model once all its tokens are computed, and no token follows.
+
     `is_drafted` tells that a step under way checks a draft of its next tokens, or proposes one: until that is done it
     is open how many tokens, and blocks, it has.
 
@@ -47,6 +50,12 @@ class WorkerSequence:
     num_sent: list[int] = field(default_factory=list, repr=False, compare=False)
     failure: SequenceFailure | None = field(default=None, repr=False, compare=False)
     span: Span = field(default=NOTHING, repr=False, compare=False)
+    pooling: PoolingParams | None = None
+
+    @property
+    def samples(self) -> bool:
+        """Tells whether the sequence chooses its next token itself, from its last row: a beam's is chosen for it."""
+        return self.sampling.beam is None and self.pooling is None
 
     @property
     def num_generated(self) -> int:

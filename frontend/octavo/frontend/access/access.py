@@ -16,6 +16,7 @@ import msgspec
 
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.errors import Reason, Unauthenticated, bad_parameter
+from octavo.frontend.request.pooling import PoolingRequest
 from octavo.frontend.request.request import ANYBODY, MAX_LABEL_LENGTH, Caller, GenerationRequest
 
 # Shorter keys can be guessed.
@@ -191,14 +192,14 @@ class Access:
             raise Unauthenticated(Reason.UNAUTHENTICATED, "this server does not know this API key; check it")
         return caller
 
-    def tenant(self, request: GenerationRequest, caller: Caller) -> str:
+    def tenant(self, request: GenerationRequest | PoolingRequest, caller: Caller) -> str:
         """Returns the tenant of `request`.
 
         Raises `InvalidRequest` if the caller must not speak for the tenant that the request names.
         """
         return tenant_of(request.tenant, caller)
 
-    def salt(self, request: GenerationRequest, caller: Caller) -> str:
+    def salt(self, request: GenerationRequest | PoolingRequest, caller: Caller) -> str:
         """Returns the salt that keeps the cached prefixes of `request` apart from those of other salts.
 
         The prefixes of two tenants are always apart, even if neither names a salt, unless the caller is trusted.

@@ -12,6 +12,7 @@ from octavo.frontend.config import FrontendConfig
 from octavo.frontend.errors import Overloaded, Reason
 from octavo.frontend.request.chat import Chat
 from octavo.frontend.request.infill import Infill
+from octavo.frontend.request.pooling import PoolingRequest
 from octavo.frontend.request.request import GenerationRequest, Prompt
 
 # Tokens per second, until some were counted.
@@ -147,7 +148,7 @@ class Admission:
         """Returns the tokens of work that are computed per second."""
         return self._rate.at(self._clock(), busy=self.requests > 0)
 
-    def admit(self, request: GenerationRequest, tenant: str) -> Ticket:
+    def admit(self, request: GenerationRequest | PoolingRequest, tenant: str) -> Ticket:
         """Admits `request`, by an estimate of its work from its form alone.
 
         Raises `Overloaded`, with the seconds after which there should be room.
@@ -239,15 +240,18 @@ def _too_much(held: Held, tokens: int, bound: int) -> bool:
     return held.requests > 0 and held.work_tokens + tokens > bound
 
 
-def estimated_work(request: GenerationRequest) -> int:
+def estimated_work(request: GenerationRequest | PoolingRequest) -> int:
     """Estimates the tokens of the prompt and of all answers, from the request's form alone."""
+    if isinstance(request, PoolingRequest):
+        tokens = sum(map(_prompt_tokens, (request.prompt, request.pair or "")))
+        return tokens if request.truncate_to is None else min(tokens, request.truncate_to)
     answer = _GUESSED_ANSWER if request.max_new_tokens is None else request.max_new_tokens
     return _prompt_tokens(request.prompt) + request.parallel * answer
 
 
-def estimated_logprob_bytes(request: GenerationRequest) -> int:
+def estimated_logprob_bytes(request: GenerationRequest | PoolingRequest) -> int:
     """Estimates the bytes of all answers' logprobs until the client has read them, from the request's form alone."""
-    if request.top_logprobs is None:
+    if isinstance(request, PoolingRequest) or request.top_logprobs is None:
         return 0
     answer = _GUESSED_ANSWER if request.max_new_tokens is None else request.max_new_tokens
     return request.parallel * answer * (_BYTES_PER_LOGPROB + request.top_logprobs * _BYTES_PER_CANDIDATE)

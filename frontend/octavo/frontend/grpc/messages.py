@@ -51,6 +51,7 @@ def write(emitted: events.Emitted, shown: Set[str], piece: Pieces) -> pb.Generat
     """Returns the event as a message; deltas have the fields in `shown`."""
     offset, event = emitted
     if not isinstance(event, events.TextDelta):
+        assert not isinstance(event, events.OutputReady), "what has a stream generates tokens"
         return _rare(offset, event, piece)
     # Filled in place: a delta that is made by itself is copied into the response, at twice the cost of all of this.
     response = pb.GenerateResponse()

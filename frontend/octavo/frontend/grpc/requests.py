@@ -20,6 +20,7 @@ from octavo.frontend.request.chat import (
     ToolCall,
     check_bytes,
 )
+from octavo.frontend.request.pooling import PoolingRequest, check_dimensions, check_inputs
 from octavo.frontend.request.request import (
     FIELDS,
     MAX_CHOICES,
@@ -30,7 +31,10 @@ from octavo.frontend.request.request import (
     Prompt,
 )
 from octavo.frontend.request.validation import check_count, check_prediction_size, check_room
+from octavo.frontend.stream.generation import Generation
+from octavo.frontend.stream.preparation import check_task
 from octavo.v1 import generation_pb2 as pb
+from octavo.wire.pooling import PoolingTask
 from octavo.wire.sampling import BeamSearch, EarlyStopping
 
 MAX_ABORTED_IDS: Final = 4096
@@ -256,3 +260,46 @@ def _variables(text: str) -> dict[str, object]:
         return msgspec.json.decode(text, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise bad_parameter("chat.template_variables_json", "no JSON object", f"it must be one: {error}") from error
+
+
+def read_embed(
+    message: pb.EmbedRequest, generation: Generation, tenant: str, metadata: Mapping[str, str]
+) -> list[PoolingRequest]:
+    """Returns a request for each text of a call. Raises `InvalidRequest`."""
+    check_inputs("inputs", len(message.inputs))
+    pooling = generation.pooling_model
+    task = PoolingTask.EMBED if pooling is None else pooling.task
+    if pooling is None and generation.served_model_len:
+        check_task(None, task, generation.model_name)
+    if message.HasField("dimensions"):
+        if task is not PoolingTask.EMBED:
+            raise bad_parameter("dimensions", message.dimensions, "scores of classes cannot be cut; leave it out")
+        check_dimensions(message.dimensions, None if pooling is None else pooling.num_outputs)
+    prompt = ""
+    if task is PoolingTask.EMBED:
+        name = message.prompt_name if message.HasField("prompt_name") else None
+        prompt = generation.pooling_defaults.prompt(name)
+    common: dict[str, Any] = {
+        "task": task,
+        "truncate_to": (message.truncate_to or generation.max_model_len) if message.HasField("truncate_to") else None,
+        "add_special_tokens": message.add_special_tokens if message.HasField("add_special_tokens") else True,
+        "model": message.model,
+        "tenant": tenant,
+        "priority": message.priority,
+        "max_queue_s": (
+            message.max_queue_time.ToTimedelta().total_seconds() if message.HasField("max_queue_time") else None
+        ),
+        "traceparent": metadata.get("traceparent", ""),
+    }
+    return [_pooling_request(each, prompt, common) for each in message.inputs]
+
+
+def _pooling_request(message: pb.EmbedInput, prompt: str, common: dict[str, Any]) -> PoolingRequest:
+    match message.WhichOneof("input"):
+        case "token_ids":
+            return PoolingRequest(prompt=list(message.token_ids.ids), **common)
+        case "pair":
+            if not message.pair.second:
+                raise bad_parameter("pair.second", "empty", "there must be at least one token in each text")
+            return PoolingRequest(prompt=message.pair.first, pair=message.pair.second, **common)
+    return PoolingRequest(prompt=message.text and prompt + message.text, **common)

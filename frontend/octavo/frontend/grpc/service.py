@@ -22,14 +22,17 @@ from octavo.frontend.grpc.requests import (
     check_generate,
     check_options,
     read_chat,
+    read_embed,
     read_request,
     refuse_unknown_fields,
 )
 from octavo.frontend.request.chat import Chat
 from octavo.frontend.request.events import Emitted
+from octavo.frontend.request.pooling import numbers_of, shortened
 from octavo.frontend.request.request import Caller
 from octavo.frontend.stream.generation import Generation
 from octavo.frontend.stream.pacing import paced
+from octavo.frontend.stream.pooling import outputs
 from octavo.v1 import generation_pb2 as pb
 from octavo.v1 import generation_pb2_grpc as services
 
@@ -118,6 +121,25 @@ class GenerationService(services.GenerationServiceServicer):
             skip, caller = request.skip_special_tokens, caller_of(context)
             text = await self._generation.decode(request.ids, caller, skip_special_tokens=skip)
             return pb.DetokenizeResponse(text=text)
+
+    async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
+        async with answering(context):
+            refuse_unknown_fields(request)
+            generation, caller = self._generation, caller_of(context)
+            generation.check_model(request.model)
+            metadata = metadata_of(context)
+            tenant = request.tenant or tenant_from_headers(metadata, caller)
+            asked = read_embed(request, generation, tenant, metadata)
+            deadline = deadline_of(context)
+            found = await outputs(lambda one: generation.pool(one, caller, deadline), asked)
+            vectors = [numbers_of(output.values) for output in found]
+            if request.HasField("dimensions"):
+                vectors = [shortened(each, request.dimensions) for each in vectors]
+            embeddings = [
+                pb.Embedding(values=vector, prompt_tokens=output.prompt_tokens)
+                for vector, output in zip(vectors, found, strict=True)
+            ]
+            return pb.EmbedResponse(model=request.model or generation.model_name, embeddings=embeddings)
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
         async with answering(context):

@@ -1,7 +1,7 @@
 """Holds the bodies of requests as structs, as OpenAI's clients and vLLM's users send them. None means "left out"
 everywhere."""
 
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta, Raw
@@ -24,6 +24,60 @@ class CompletionBody(Sampling, frozen=True, kw_only=True):
     logprobs: int | None = None
     add_special_tokens: bool | None = None
     suffix: str | None = None
+
+
+class PoolingBody(BodyStruct, frozen=True, kw_only=True):
+    """Holds what the bodies of all calls have in common that ask for an output of the model in place of text."""
+
+    model: str | None = None
+    user: str | None = None
+    truncate_prompt_tokens: int | None = None
+    add_special_tokens: bool | None = None
+    priority: int | None = None
+    request_id: str = ""
+    cache_salt: str | None = None
+    max_queue_time: float | None = None
+    timeout: float | None = None
+
+
+class EmbeddingBody(PoolingBody, frozen=True, kw_only=True):
+    """Holds the body of /v1/embeddings."""
+
+    input: Raw
+    encoding_format: str | None = None
+    dimensions: int | None = None
+    prompt_name: str | None = None
+
+
+_Texts = str | list[str]
+
+
+class ScoreBody(PoolingBody, frozen=True, kw_only=True):
+    """Holds the body of /score: two sides, under one of their names each."""
+
+    text_1: _Texts | None = None
+    queries: _Texts | None = None
+    text_2: _Texts | None = None
+    documents: _Texts | None = None
+    items: _Texts | None = None
+    use_activation: bool | None = None
+
+
+class RerankBody(PoolingBody, frozen=True, kw_only=True):
+    """Holds the body of /rerank."""
+
+    query: str
+    documents: list[str | dict[str, Any]]
+    top_n: int | None = None
+    return_documents: bool | None = None
+    use_activation: bool | None = None
+
+
+class ClassifyBody(PoolingBody, frozen=True, kw_only=True):
+    """Holds the body of /classify."""
+
+    input: Raw
+    use_activation: bool | None = None
 
 
 class ContentPart(BodyStruct, frozen=True, kw_only=True):
@@ -136,6 +190,15 @@ CHAT_UNSUPPORTED: Final[Neutral] = {
     "chat_template": (),
     "documents": (b"[]",),
     "echo": (b"false",),
+}
+POOLING_UNSUPPORTED: Final[Neutral] = {
+    "messages": (),
+    "chat_template": (),
+    "instruction": (),
+    "mm_processor_kwargs": (),
+    "embed_dtype": (b'"float32"',),
+    "endianness": (b'"native"', b'"little"'),
+    "max_tokens_per_doc": (),
 }
 TOKENIZE_UNSUPPORTED: Final[Neutral] = {
     "chat_template": (),

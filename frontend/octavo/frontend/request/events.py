@@ -1,7 +1,8 @@
 """Declares the events of a running request, as every interface sends them to its client, and the logprobs in them.
 
 The order is: one `RequestStarted`; `TextDelta`s, with one `SequenceFinished` after the last of each sequence; one
-`RequestUsage`. `RequestNotice`s may come anywhere before `RequestUsage`.
+`RequestUsage`. `RequestNotice`s may come anywhere before `RequestUsage`. A request for an output of the model has one
+`OutputReady`, then `RequestUsage`.
 """
 
 import enum
@@ -165,6 +166,15 @@ class SequenceFinished:
 
 
 @dataclass(frozen=True)
+class OutputReady:
+    """Brings the output of the model that was asked for, `values` as little-endian fp32 numbers, of a text of so many
+    tokens."""
+
+    values: bytes
+    prompt_tokens: int
+
+
+@dataclass(frozen=True)
 class RequestUsage:
     """Tells what a whole request has taken: counts in tokens, times in seconds.
 
@@ -198,7 +208,7 @@ class RequestNotice:
     queue_position: int = 0
 
 
-Event = RequestStarted | TextDelta | SequenceFinished | RequestUsage | RequestNotice
+Event = RequestStarted | TextDelta | SequenceFinished | OutputReady | RequestUsage | RequestNotice
 # Logprobs that are written in less than a millisecond: entries of a prompt, and all numbers of a `TextDelta`.
 FEW_LOGPROBS: Final = 64
 _FEW_NUMBERS: Final = 512

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from octavo.frontend.request.events import LogprobTable
 from octavo.wire import history
+from octavo.wire.pooling import PoolingParams
 from octavo.wire.requests import NO_CACHE_KEY, CacheKey, Delta, GeneratedSequence, Lease, Request, answer_work
 from octavo.wire.sampling import Logprobs, SamplingParams
 
@@ -126,6 +127,7 @@ class Journal:
         max_queue_s: float | None = None,
         traceparent: str = "",
         predicted_token_ids: Sequence[int] = (),
+        pooling: PoolingParams | None = None,
     ) -> None:
         self.request_id = request_id
         # The request's id on the wire.
@@ -140,6 +142,9 @@ class Journal:
         self.max_queue_s = max_queue_s
         self.traceparent = traceparent
         self.predicted_token_ids: Sequence[int] = array("i", predicted_token_ids)
+        # What output of the model is asked for in place of tokens; and that output, None before it came.
+        self.pooling = pooling
+        self.pooled: bytes | None = None
         # The attempt number of the latest submission; 0 before the first.
         self.attempt = 0
         self.sequences = [SequenceJournal(sampling) for _ in range(sampling.num_sequences)]
@@ -247,6 +252,7 @@ class Journal:
             max_queue_ms=None if self.max_queue_s is None else round(self.max_queue_s * 1000),
             traceparent=self.traceparent,
             predicted_token_ids=list(self.predicted_token_ids),
+            pooling=self.pooling,
         )
 
     def turned_away(self) -> None:
@@ -258,8 +264,10 @@ class Journal:
         return Lease(request_id=self.wire_id, attempt=self.attempt)
 
     def _is_whole(self, delta: Delta) -> bool:
-        """Tells whether `delta` brings all logprobs that were asked for with its tokens."""
+        """Tells whether `delta` brings all logprobs that were asked for with its tokens; or the output of the model."""
         sampling = self.sampling
+        if self.pooling is not None and not delta.pooled:
+            return False
         if sampling.beam is not None and delta.cumulative_logprob is None:
             return False
         if sampling.logprobs is not None and len(delta.logprobs) != len(delta.token_ids):
@@ -274,7 +282,9 @@ class Journal:
         """Takes over what `delta` reports of the whole request."""
         if self.first_token_at is None:
             self.cached_prompt_tokens = delta.cached_prompt_tokens
-        if delta.token_ids:
+        if self.pooling is not None:
+            self.pooled = delta.pooled
+        if delta.token_ids or delta.pooled:
             self.first_token_at = now if self.first_token_at is None else self.first_token_at
             self.last_token_at = now
         self.preemptions = self._preemptions_before_attempt + delta.preemptions

@@ -362,5 +362,6 @@ class SchedulerSession:
 
 def _lacking() -> Broken:
     return Broken(
-        Reason.STREAM_BROKEN, "the scheduler sent tokens without the logprobs asked for; this is a fault of the server"
+        Reason.STREAM_BROKEN,
+        "the scheduler sent an answer without the logprobs, or the output, asked for; this is a fault of the server",
     )

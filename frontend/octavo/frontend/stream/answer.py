@@ -11,6 +11,7 @@ from octavo.frontend.errors import Broken, Reason
 from octavo.frontend.request.events import (
     Emitted,
     Event,
+    OutputReady,
     RequestNotice,
     RequestStarted,
     RequestUsage,
@@ -208,6 +209,7 @@ class Answer:
         if isinstance(event, TextDelta):
             self._marks.append(len(event.token_ids) * MAX_PARALLEL + event.index)
         else:
+            assert not isinstance(event, OutputReady), "an answer is of tokens"
             self._marks.append(0)
             self._others.append(event)
         return Emitted(len(self._marks), event)

@@ -21,10 +21,12 @@ from octavo.frontend.errors import (
     Reason,
     ServiceError,
     Unavailable,
+    bad_parameter,
     internal_error,
     log_failure,
 )
 from octavo.frontend.request.events import Emitted
+from octavo.frontend.request.pooling import PoolingRequest, check_pooling_form
 from octavo.frontend.request.request import ANYBODY, Caller, GenerationRequest, Prompt
 from octavo.frontend.request.validation import check_answer_size, check_form, check_prompt_size
 from octavo.frontend.scheduler.client import SchedulerAvailability
@@ -36,13 +38,17 @@ from octavo.frontend.stream.registry import Registry, Timeouts
 from octavo.frontend.stream.running import RunningRequest
 from octavo.frontend.text.model_defaults import ModelDefaults
 from octavo.frontend.text.pool import TextPool
+from octavo.frontend.text.pooling_defaults import PoolingDefaults
 from octavo.frontend.text.tokenizer import ModelTokenizer
 from octavo.runtime.telemetry import tracing
+from octavo.wire.pooling import PoolingModel
 
 _log = logging.getLogger(__name__)
 
 # Seconds until schedulers that have not reset their prefix caches count as away.
 _RESET_S: Final = 5.0
+# A text that may be cut is tokenized if it could be so many times as long as what is left of it.
+_CUT_FACTOR: Final = 64
 
 
 class Generation:
@@ -61,10 +67,12 @@ class Generation:
         observer: Observer,
         worker_grace_s: float,
         timeouts: Timeouts,
+        pooling_defaults: PoolingDefaults = PoolingDefaults(),  # noqa: B008 (frozen)
         reasoning_format: ReasoningFormat | None = None,
     ) -> None:
         self.model_names = tuple(model_names)
         self.tokenizer = tokenizer
+        self.pooling_defaults = pooling_defaults
         self.draining = False
         self.reasons = reasoning_format is not None
         self._defaults = defaults
@@ -131,6 +139,13 @@ class Generation:
         return self.max_model_len if status and status.model else 0
 
     @property
+    def pooling_model(self) -> PoolingModel | None:
+        """Returns what the workers' model gives in place of tokens; None for one that generates, or while there is no
+        worker."""
+        status = self._scheduler.status
+        return status.model.pooling if status and status.model else None
+
+    @property
     def kv_memory(self) -> tuple[int, int]:
         """Returns the tokens in a KV block, and how many such blocks all workers have; zeros while there is none, and 0
         blocks where an older scheduler does not count them. Of several sizes it is the one that holds most tokens."""
@@ -150,6 +165,12 @@ class Generation:
         """
         return self._registry.read(functools.partial(self._begin, request, caller, deadline))
 
+    def pool(
+        self, request: PoolingRequest, caller: Caller = ANYBODY, deadline: float | None = None
+    ) -> AsyncGenerator[Emitted]:
+        """Returns an iterator as `generate` does, for a request for an output of the model."""
+        return self._registry.read(functools.partial(self._begin, request, caller, deadline))
+
     def attach(
         self, request_id: str, after: int, caller: Caller = ANYBODY, deadline: float | None = None
     ) -> AsyncGenerator[Emitted]:
@@ -162,8 +183,11 @@ class Generation:
         return self._registry.read(find, after, deadline)
 
     def request_of(self, request_id: str, caller: Caller = ANYBODY) -> GenerationRequest:
-        """Returns the caller's request with that id. Raises `NotFound`."""
-        return self._registry.find(request_id, caller).request
+        """Returns the caller's request with that id. Raises `NotFound`; `InvalidRequest` for one without a stream."""
+        request = self._registry.find(request_id, caller).request
+        if isinstance(request, PoolingRequest):
+            raise bad_parameter("request_id", repr(request_id[:128]), "that request has no events to come back to")
+        return request
 
     def prompt_tokens_of(self, request_id: str, caller: Caller = ANYBODY) -> int | None:
         """Returns the tokens in the prompt of the caller's request with that id; None before they are known."""
@@ -252,7 +276,9 @@ class Generation:
         finally:
             ticket.release()
 
-    def _begin(self, request: GenerationRequest, caller: Caller, deadline: float | None) -> RunningRequest:
+    def _begin(
+        self, request: GenerationRequest | PoolingRequest, caller: Caller, deadline: float | None
+    ) -> RunningRequest:
         """Admits a request, and prepares it in a task of its own, for its reader may go away and another come
         meanwhile."""
         running = self._admit(request, caller)
@@ -260,7 +286,7 @@ class Generation:
         running.preparing = asyncio.create_task(self._prepare(running))
         return running
 
-    def _admit(self, request: GenerationRequest, caller: Caller) -> RunningRequest:
+    def _admit(self, request: GenerationRequest | PoolingRequest, caller: Caller) -> RunningRequest:
         """Checks a request by its form, books its work, and counts it as arrived, or as refused."""
         self._observer.arrived()
         try:
@@ -274,13 +300,26 @@ class Generation:
         span = tracing.start_span("request", request.traceparent, request_id=request_id, model=self.model_name)
         return RunningRequest(request, request_id, tenant, caller, time.monotonic(), ticket, span, self._observer)
 
-    def _check(self, request: GenerationRequest) -> None:
+    def _check(self, request: GenerationRequest | PoolingRequest) -> None:
         if self.draining:
             raise Unavailable(Reason.DRAINING, "this frontend is shutting down; send the request to another one")
         self.check_model(request.model)
+        if isinstance(request, PoolingRequest):
+            check_pooling_form(request)
+            self._check_texts(request)
+            return
         check_form(request)
         check_prompt_size(request.prompt, self.max_model_len)
         check_answer_size(request.max_new_tokens, self.max_model_len)
+
+    def _check_texts(self, request: PoolingRequest) -> None:
+        # A text that may be cut is tokenized whole, but not one of any size.
+        length = self.max_model_len * (_CUT_FACTOR if request.truncate_to is not None else 1)
+        for text in request.texts:
+            check_prompt_size(text, length)
+        if not isinstance(request.prompt, str) and request.truncate_to is None:
+            # A prompt of generation leaves room for a token.
+            check_prompt_size(request.prompt, self.max_model_len + 1)
 
     def _free_id(self, request_id: str, caller: Caller) -> str:
         if self._registry.get(request_id, caller):
@@ -297,7 +336,11 @@ class Generation:
         try:
             await self.beginnings.take()
             salt = self._access.salt(running.request, running.caller)
-            running.answer = await self._preparation.answer(running, salt)
+            running.answer = (
+                await self._preparation.output_answer(running, running.request, salt)
+                if isinstance(running.request, PoolingRequest)
+                else await self._preparation.answer(running, running.request, salt)
+            )
             running.report_prepared()
             self._scheduler.submit(running)
         except ServiceError as error:

@@ -10,16 +10,19 @@ from typing import Final
 from octavo.frontend.answer_parsers.reasoning import Reasoning, ReasoningFormat
 from octavo.frontend.errors import DeadlineExceeded, InvalidRequest, NotFound, Reason, Unavailable, bad_parameter
 from octavo.frontend.request.chat import Chat
+from octavo.frontend.request.pooling import PoolingRequest
 from octavo.frontend.request.request import Caller, GenerationRequest, Prompt
 from octavo.frontend.request.validation import check_prediction_size, check_prompt_size, check_room
 from octavo.frontend.scheduler.client import SchedulerAvailability, unreachable
 from octavo.frontend.scheduler.journal import Journal
 from octavo.frontend.scheduler.pool import SchedulerPool
 from octavo.frontend.stream.answer import Answer
+from octavo.frontend.stream.pooling import OutputAnswer
 from octavo.frontend.stream.running import RunningRequest
 from octavo.frontend.text.model_defaults import ModelDefaults
 from octavo.frontend.text.pool import TextPool
 from octavo.frontend.text.tokenizer import ModelTokenizer
+from octavo.wire.pooling import PoolingModel, PoolingParams, PoolingTask
 from octavo.wire.requests import CacheKey, ServiceStatus
 from octavo.wire.sampling import MAX_GRAMMAR, MAX_STOP_TOKEN_IDS, SamplingParams
 
@@ -89,6 +92,23 @@ def check_token_ids(name: str, token_ids: Collection[int], vocab_size: int) -> N
     for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
         if not 0 <= token_id < vocab_size:
             raise bad_parameter(name, token_id, f"the vocabulary ends at {vocab_size - 1}")
+
+
+_ADVICE = {
+    None: "it generates text: use /v1/completions or /v1/chat/completions",
+    PoolingTask.EMBED: "it makes vectors: use /v1/embeddings, /score or /rerank",
+    PoolingTask.CLASSIFY: "it scores classes: use /classify, or with one class /score or /rerank",
+}
+
+
+def check_task(pooling: PoolingModel | None, task: PoolingTask | None, model_name: str) -> None:
+    """Raises `InvalidRequest` if a model does not do what it is asked to, None: to generate."""
+    done = None if pooling is None else pooling.task
+    if done is not task:
+        asked = "generate" if task is None else task.value
+        raise InvalidRequest(
+            Reason.WRONG_TASK, f"the model {model_name} cannot {asked}; {_ADVICE[done]}", model=model_name, task=asked
+        )
 
 
 def find_prefix(name: str, known: Mapping[str, list[int]], *, tells_names: bool) -> list[int]:
@@ -265,13 +285,12 @@ class Preparation:
         self._readiness = readiness
         self._reasoning_format = reasoning_format
 
-    async def answer(self, running: RunningRequest, salt: str) -> Answer:
-        """Returns the answer, not begun, of a journal with which `running` can be submitted.
+    async def answer(self, running: RunningRequest, request: GenerationRequest, salt: str) -> Answer:
+        """Returns the answer, not begun, of a journal with which `running` can be submitted for its `request`.
 
         `salt` keeps its cached prefixes apart from those of others. Raises `ServiceError`.
         """
-        request = running.request
-        limits = await self._limits_in_time(request.max_queue_s)
+        limits = await self._limits_in_time(request.max_queue_s, None)
         prefix = await self._prefix(request.pinned_prefix, running.caller) if request.pinned_prefix else []
         check_prompt_size(request.prompt, limits.max_model_len)
         check_prediction_size(request.prediction, limits.max_model_len)
@@ -294,6 +313,43 @@ class Preparation:
         )
         model, eos_token_ids = request.model or self._model_name, self._defaults.eos_token_ids
         return Answer(journal, request, model, self._tokenizer, eos_token_ids, reasoning)
+
+    async def output_answer(self, running: RunningRequest, request: PoolingRequest, salt: str) -> OutputAnswer:
+        """Returns the same for a request for an output of the model. Raises `ServiceError`."""
+        limits = await self._limits_in_time(request.max_queue_s, request.task)
+        longest = limits.max_model_len
+        cut = None if request.truncate_to is None else min(request.truncate_to, longest)
+        pair_start = 0
+        if isinstance(request.prompt, str):
+            token_ids, pair_start = await self._text.encode_whole(
+                request.prompt, request.pair, cut, add_special_tokens=request.add_special_tokens
+            )
+        else:
+            token_ids = list(request.prompt)[:cut]
+        if not token_ids:
+            raise bad_parameter("input", "without a token", "there must be at least one in each text")
+        if len(token_ids) > longest:
+            raise InvalidRequest(
+                Reason.PROMPT_TOO_LONG,
+                f"a text has {len(token_ids)} tokens, and the model takes {longest}; shorten it, or have it cut with"
+                " truncate_prompt_tokens",
+                prompt_tokens=len(token_ids),
+                max_model_len=longest,
+            )
+        check_token_ids("token id", token_ids, limits.vocab_size)
+        journal = Journal(
+            running.request_id,
+            token_ids,
+            SamplingParams(max_tokens=1),
+            running.arrived_at,
+            priority=request.priority,
+            tenant=running.tenant,
+            cache_key=CacheKey(salt=salt),
+            max_queue_s=request.max_queue_s,
+            traceparent=running.span.traceparent,
+            pooling=PoolingParams(request.task, pair_start),
+        )
+        return OutputAnswer(journal)
 
     async def _predicted(self, request: GenerationRequest, limits: Limits) -> Sequence[int]:
         """Returns the tokens that the client expects the answer to have, none where it expects nothing. Raises
@@ -319,14 +375,19 @@ class Preparation:
         # The names of prefixes tell for whom they are pinned.
         return await self._readiness.prefix(name, tells_names=caller.trusted)
 
-    async def _limits_in_time(self, max_queue_s: float | None) -> Limits:
+    async def _limits_in_time(self, max_queue_s: float | None, task: PoolingTask | None) -> Limits:
         """Waits for workers and returns their limits; the wait counts as waiting to be computed.
 
-        Raises `DeadlineExceeded` after `max_queue_s` seconds.
+        Raises `DeadlineExceeded` after `max_queue_s` seconds, `InvalidRequest` if the model has another task than that,
+        None: to generate.
         """
         try:
             async with asyncio.timeout(max_queue_s):
-                return self._limits(await self._readiness.wait())
+                status = await self._readiness.wait()
+                assert status.model is not None
+                if status.model.pooling is not None or task is not None:
+                    check_task(status.model.pooling, task, self._model_name)
+                return self._limits(status)
         except TimeoutError:
             raise DeadlineExceeded(
                 Reason.QUEUE_TIMEOUT,

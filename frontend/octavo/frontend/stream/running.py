@@ -6,11 +6,21 @@ from dataclasses import dataclass, field
 
 from octavo.frontend.access.admission import Ticket
 from octavo.frontend.errors import Aborted, Reason, ServiceError
-from octavo.frontend.request.events import Emitted, Event, RequestNotice, RequestStarted, SequenceFinished, TextDelta
+from octavo.frontend.request.events import (
+    Emitted,
+    Event,
+    OutputReady,
+    RequestNotice,
+    RequestStarted,
+    SequenceFinished,
+    TextDelta,
+)
+from octavo.frontend.request.pooling import PoolingRequest
 from octavo.frontend.request.request import Caller, GenerationRequest
 from octavo.frontend.scheduler.journal import Journal
 from octavo.frontend.stream.answer import Answer
 from octavo.frontend.stream.observer import Observer
+from octavo.frontend.stream.pooling import OutputAnswer
 from octavo.runtime.telemetry.tracing import Span
 from octavo.wire.requests import NoticeKind
 
@@ -24,7 +34,7 @@ class RunningRequest:
     events that were sent can be read for as long as it is kept.
     """
 
-    request: GenerationRequest
+    request: GenerationRequest | PoolingRequest
     request_id: str
     tenant: str
     caller: Caller
@@ -32,7 +42,7 @@ class RunningRequest:
     ticket: Ticket
     span: Span
     observer: Observer
-    answer: Answer | None = None
+    answer: Answer | OutputAnswer | None = None
     failure: ServiceError | None = None
     # Times of the event loop's clock, and what waits for them: see `Registry`.
     ended_at: float | None = None
@@ -164,6 +174,10 @@ class RunningRequest:
     def report_prepared(self) -> None:
         """Corrects the request's work, once its prompt is tokenized and its limits are resolved."""
         prompt_tokens, sampling = len(self.journal.prompt_token_ids), self.journal.sampling
+        if self.journal.pooling is not None:
+            self.ticket.correct(prompt_tokens)
+            self.span.set(prompt_tokens=prompt_tokens, task=self.journal.pooling.task.value)
+            return
         self.ticket.correct(prompt_tokens + sampling.parallel * sampling.max_tokens)
         self.span.set(prompt_tokens=prompt_tokens, max_tokens=sampling.max_tokens, sequences=sampling.parallel)
 
@@ -181,7 +195,7 @@ class RunningRequest:
 
     def _report(self, event: Event) -> None:
         match event:
-            case RequestStarted():
+            case RequestStarted() | OutputReady():
                 self._report_start()
             case SequenceFinished(reason):
                 self.observer.sequence_finished(reason)

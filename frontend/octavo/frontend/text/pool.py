@@ -25,6 +25,7 @@ from octavo.frontend.text.tasks import (
     EncodeChat,
     EncodeInfill,
     EncodeText,
+    EncodeWhole,
     Grammar,
     LoadVocabulary,
     Refusal,
@@ -205,6 +206,23 @@ class TextPool:
             case _:
                 return list(prompt)
         return _token_ids(await (self._in_thread(task) if is_short else self._in_process(task)))
+
+    async def encode_whole(
+        self, text: str, second: str | None, longest: int | None, *, add_special_tokens: bool = True
+    ) -> tuple[list[int], int]:
+        """Returns what `ModelTokenizer.encode_whole` does.
+
+        Raises `InvalidRequest` for a text that takes too long.
+        """
+        task = EncodeWhole(text, second, longest, continues=not add_special_tokens)
+        size = len(text) + len(second or "")
+        if size <= AT_ONCE_CHARACTERS:
+            answer = perform(self._tokenizer, task)
+        else:
+            answer = await (self._in_thread(task) if 4 * size < SHORT_BYTES else self._in_process(task))
+        answer = _checked(answer)
+        assert isinstance(answer, TokenIds)
+        return answer.token_ids, answer.pair_start
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Returns the text of the ids, decoded in a thread."""

@@ -41,6 +41,16 @@ class EncodeText(msgspec.Struct, frozen=True, tag=True):
     continues: bool
 
 
+class EncodeWhole(msgspec.Struct, frozen=True, tag=True):
+    """Asks for the token ids of a text, or of the pair that it makes with a `second`, of which an output is asked for.
+    `longest`: it is cut to as many tokens, None: not at all. If it `continues` another, it gets no BOS and the like."""
+
+    text: str
+    second: str | None
+    longest: int | None
+    continues: bool = False
+
+
 class EncodeChat(msgspec.Struct, frozen=True, tag=True):
     """Asks for the token ids of a chat."""
 
@@ -67,16 +77,18 @@ class EncodeInfill(msgspec.Struct, frozen=True, tag=True):
     infill: Infill
 
 
-Task = EncodeText | EncodeChat | EncodeInfill | LoadVocabulary | Compile
+Task = EncodeText | EncodeWhole | EncodeChat | EncodeInfill | LoadVocabulary | Compile
 
 # Seconds in which a process loads the vocabulary or ends: those of 262,144 tokens take two, on a busy machine many.
 VOCABULARY_S: Final = 60.0
 
 
 class TokenIds(msgspec.Struct, frozen=True, tag=True):
-    """Answers `EncodeText`, `EncodeChat` and `EncodeInfill`."""
+    """Answers all tasks that ask for token ids. The second text of a pair begins at `pair_start`; that is 0 if there is
+    none, or the model does not tell them apart."""
 
     token_ids: list[int]
+    pair_start: int = 0
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
@@ -128,6 +140,8 @@ def _perform(tokenizer: ModelTokenizer, task: Task) -> Answer:
     match task:
         case EncodeText(text, continues):
             return TokenIds(tokenizer.encode(text, continues=continues))
+        case EncodeWhole(text, second, longest, continues):
+            return TokenIds(*tokenizer.encode_whole(text, second, longest, continues=continues))
         case EncodeChat(chat):
             return TokenIds(tokenizer.encode_chat(chat))
         case EncodeInfill(infill):

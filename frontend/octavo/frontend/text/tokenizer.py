@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from octavo.frontend.request.chat import Chat
 from octavo.frontend.request.infill import Infill
@@ -59,6 +59,23 @@ class ModelTokenizer:
         The tokenizer adds its own tokens (a BOS) unless the text `continues` another.
         """
         return _encode(self._tokenizer, text, add_special_tokens=not continues)
+
+    def encode_whole(
+        self, text: str, second: str | None = None, longest: int | None = None, *, continues: bool = False
+    ) -> tuple[list[int], int]:
+        """Returns the ids of a text, or of the pair that it makes with a `second`, and where the second begins, 0 if
+        the model does not tell them apart.
+
+        What has more tokens than the `longest` is cut at the end, a pair at that of the longer text first, as
+        sentence-transformers does.
+        """
+        pair = text if second is None else (text, second)
+        [encoding] = self._tokenizer.encode_batch_fast([pair], add_special_tokens=not continues)
+        kept = _kept(encoding, longest)
+        types = encoding.type_ids
+        types = types if kept is None else [types[place] for place in kept]
+        ids = encoding.ids if kept is None else [encoding.ids[place] for place in kept]
+        return ids, types.index(1) if 1 in types else 0
 
     def encode_chat(self, chat: Chat) -> list[int]:
         """Returns the ids of the conversation in the model's chat format.
@@ -145,6 +162,36 @@ def _encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> lis
     [encoding] = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
     ids: list[int] = encoding.ids
     return ids
+
+
+def _kept(encoding: Encoding, longest: int | None) -> list[int] | None:
+    """Returns the places of the tokens that are left if there may be only so many; None: all. Tokens that the tokenizer
+    adds stay; of two texts the longer one loses its last token, again and again."""
+    if longest is None or len(encoding.ids) <= longest:
+        return None
+    parts: dict[int, list[int]] = {}
+    added: list[int] = []
+    for place, (is_added, part) in enumerate(zip(encoding.special_tokens_mask, encoding.sequence_ids, strict=True)):
+        if is_added or part is None:
+            added.append(place)
+        else:
+            parts.setdefault(part, []).append(place)
+    sizes = _sizes([len(places) for _, places in sorted(parts.items())], max(0, longest - len(added)))
+    left = [place for (_, places), size in zip(sorted(parts.items()), sizes, strict=True) for place in places[:size]]
+    return sorted([*added, *left])[:longest]
+
+
+def _sizes(lengths: list[int], room: int) -> list[int]:
+    """Returns how many tokens are left of each text, of one or two."""
+    if len(lengths) != 2 or sum(lengths) <= room:
+        return [min(length, room) for length in lengths]
+    short, long = sorted(lengths)
+    # Only the longer text is cut, or both to halves, of which the longer one has the greater.
+    long = max(short, room - short)
+    if short + long > room:
+        short = room // 2
+        long = room - short
+    return [long, short] if lengths[0] > lengths[1] else [short, long]
 
 
 def _plain_copy(tokenizer_json: str) -> Tokenizer:

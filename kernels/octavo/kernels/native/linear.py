@@ -18,24 +18,31 @@ _PANEL, _LANES = 32, 16
 class NativeLinear:
     """Holds a weight [outputs, inputs] packed for the CPU, fp32 or bf16, and its `bias` ([outputs] or None).
 
-    With an `activation` the rows of `weight` are gates, then as many ups, and the outputs are activation(gate) * up. A
-    row's result does not depend on the rows beside it.
+    With an `activation` the rows of `weight` are gates, then as many ups, and the outputs are activation(gate) * up; or
+    activation(outputs), if it is not `gated`. A row's result does not depend on the rows beside it.
     """
 
     def __init__(
-        self, library: NativeLibrary, weight: Tensor, bias: Tensor | None, activation: Activation | None = None
+        self,
+        library: NativeLibrary,
+        weight: Tensor,
+        bias: Tensor | None,
+        activation: Activation | None = None,
+        *,
+        gated: bool = True,
     ) -> None:
         """Raises `ValueError` on a weight that cannot be packed and on a bias that does not fit it."""
-        _check(weight, bias, activation)
+        self.gated = activation is not None and gated
+        _check(weight, bias, gated=self.gated)
         self._library = library
         self.dtype = weight.dtype
         self.rows, self.inputs = weight.shape
-        self.gated = activation is not None
         self.outputs = self.rows // 2 if self.gated else self.rows
         ordered = _interleaved(weight) if self.gated else weight
         self._packed = _pack(library, ordered.contiguous())
         self._bias = None if bias is None else _padded(_interleaved(bias) if self.gated else bias)
-        self._activation = activation or Activation.SILU
+        self._activation = Activation.SILU if activation is None else activation
+        self._activates = activation is not None and not gated
         self._stored = self.op()
         self._as_float = self._op(Epilogue.STORE_FLOAT)
 
@@ -45,7 +52,8 @@ class NativeLinear:
         Rows of y are `y_stride` elements apart; None: without gaps. The operation holds only as long as this object.
         """
         if added is None:
-            return self._op(Epilogue.GATE if self.gated else Epilogue.STORE, y_stride=y_stride)
+            plain = Epilogue.ACTIVATE if self._activates else Epilogue.STORE
+            return self._op(Epilogue.GATE if self.gated else plain, y_stride=y_stride)
         return self._op(Epilogue.ADD, scale=added, y_stride=y_stride)
 
     def _op(self, epilogue: Epilogue, *, scale: float = 1.0, y_stride: int | None = None) -> LinearOp:
@@ -60,8 +68,8 @@ class NativeLinear:
     def to_float(self, inputs: Tensor, *, out: Tensor | None = None) -> Tensor:
         """Returns the outputs in fp32, without rounding to the weight's dtype first; writes them to `out` if that is
         given."""
-        if self.gated:
-            raise ValueError("a gated product is not given in fp32")
+        if self.gated or self._activates:
+            raise ValueError("what is gated or activated is not given in fp32")
         return self._apply(self._as_float, inputs, torch.float32, out)
 
     def _apply(self, op: LinearOp, inputs: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
@@ -85,10 +93,10 @@ class NativeLinear:
         return outputs
 
 
-def _check(weight: Tensor, bias: Tensor | None, activation: Activation | None) -> None:
+def _check(weight: Tensor, bias: Tensor | None, *, gated: bool) -> None:
     if weight.dim() != 2 or weight.dtype not in DTYPES or weight.shape[1] % 2:
         raise ValueError(f"a weight {list(weight.shape)} {weight.dtype} cannot be packed: fp32 or bf16, even inputs")
-    if activation is not None and len(weight) % 2:
+    if gated and len(weight) % 2:
         raise ValueError(f"a weight of {len(weight)} rows does not hold gates and as many ups")
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"a bias {list(bias.shape)} for a weight {list(weight.shape)}")

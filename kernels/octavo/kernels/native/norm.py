@@ -1,4 +1,4 @@
-"""Computes RMSNorm (Zhang and Sennrich, 2019) with Octavo's own kernel."""
+"""Computes RMSNorm (Zhang and Sennrich, 2019) and LayerNorm (Ba et al., 2016) with Octavo's own kernel."""
 
 from ctypes import byref
 
@@ -19,7 +19,19 @@ def norm_op(
         raise ValueError(f"a norm's weight is fp32 without gaps, not {weight.dtype} of strides {weight.stride()}")
     epilogue = Epilogue.STORE if added is None else Epilogue.ADD
     scale = 1.0 if added is None else added
-    return NormOp(weight.data_ptr(), len(weight), x_stride, y_stride, eps, scale, epilogue, exact)
+    return NormOp(weight.data_ptr(), None, len(weight), x_stride, y_stride, eps, scale, epilogue, exact, False)
+
+
+def layer_norm_op(weight: Tensor, bias: Tensor | None, eps: float, *, stride: int) -> NormOp:
+    """Returns the operation that stores LayerNorm over rows of len(weight), `stride` elements apart in x and y alike.
+    `weight` and `bias` are fp32 and must outlive the operation. Raises `ValueError` on others."""
+    for tensor in (weight, bias):
+        if tensor is not None and (tensor.dtype != torch.float32 or not tensor.is_contiguous()):
+            raise ValueError(f"a norm's weight and bias are fp32 without gaps, not {tensor.dtype}")
+    if bias is not None and bias.shape != weight.shape:
+        raise ValueError(f"a bias {list(bias.shape)} for a norm over {len(weight)}")
+    pointers = weight.data_ptr(), None if bias is None else bias.data_ptr()
+    return NormOp(*pointers, len(weight), stride, stride, eps, 1.0, Epilogue.STORE, False, True)
 
 
 def rms_norm(library: NativeLibrary, inputs: Tensor, weight: Tensor, eps: float, *, exact: bool = False) -> Tensor:

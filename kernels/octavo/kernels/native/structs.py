@@ -11,21 +11,23 @@ CACHE_DTYPES = {**DTYPES, torch.int8: 2}
 
 
 class Epilogue(IntEnum):
-    """Says where a product goes: stored, added to the output, gate and up multiplied, stored as fp32, or as a gate
-    multiplied with the output."""
+    """Says where a product goes: stored, added to the output, gate and up multiplied, stored as fp32, as a gate
+    multiplied with the output, or stored after an activation function."""
 
     STORE = 0
     ADD = 1
     GATE = 2
     STORE_FLOAT = 3
     MULTIPLY = 4
+    ACTIVATE = 5
 
 
 class Activation(IntEnum):
-    """Names the activation function of a gate."""
+    """Names an activation function."""
 
     SILU = 0
     GELU_TANH = 1
+    GELU = 2
 
 
 class Scales(IntEnum):
@@ -91,6 +93,7 @@ class WeightFormat(Structure):
 class NormOp(Structure):
     _fields_ = (
         ("weight", c_void_p),
+        ("bias", c_void_p),
         ("size", c_int64),
         ("x_stride", c_int64),
         ("y_stride", c_int64),
@@ -98,6 +101,7 @@ class NormOp(Structure):
         ("scale", c_float),
         ("epilogue", c_int32),
         ("exact", c_int32),
+        ("centred", c_int32),
     )
 
 
@@ -128,6 +132,7 @@ class AttentionOp(Structure):
         ("scale", c_float),
         ("softcap", c_float),
         ("exact", c_int32),
+        ("two_sided", c_int32),
     )
 
 

@@ -31,6 +31,8 @@ def refuse_malformed(request: Request, max_parallel: int) -> Refusal | None:
         )
     if generated and all(sequence.is_over(sampling.max_tokens) for sequence in generated):
         return RejectReason.ALREADY_COMPLETE, "nothing is left to generate"
+    if request.pooling is not None and (generated or sampling.parallel > 1):
+        return RejectReason.TOO_MANY_SEQUENCES, "a request for an output of the model has one sequence, and no tokens"
     return None
 
 
@@ -43,9 +45,16 @@ def refuse_misfit(
     one it ran on may come back. One that was not gets no blocks that are owed to a pinned prefix, or that would never
     come back.
     """
-    longest = len(request.prompt_token_ids) + request.sampling.max_tokens
+    longest = request.longest
     if request.model_fingerprint != model.fingerprint:
         return RejectReason.MODEL_MISMATCH, f"the workers serve {model.name}, fingerprint {model.fingerprint[:12]}"
+    asked = "generate" if request.pooling is None else request.pooling.task.value
+    does = "generate" if model.pooling is None else model.pooling.task.value
+    if asked != does:
+        return (
+            RejectReason.WRONG_TASK,
+            f"the request is to {asked}, and the workers' model {model.name} can only {does}",
+        )
     if longest > model.max_model_len:
         return RejectReason.PROMPT_TOO_LONG, f"{longest} tokens exceed the context of {model.max_model_len}"
     generated = (token_id for sequence in request.generated for token_id in sequence.token_ids)
@@ -62,8 +71,7 @@ def refuse_misfit(
 
 def worst_case_blocks(request: Request, replica: Replica) -> int:
     """Returns how many blocks the request can grow to, nothing shared."""
-    longest = len(request.prompt_token_ids) + request.sampling.max_tokens
-    return request.sampling.parallel * replica.kv.blocks_for(longest)
+    return request.sampling.parallel * replica.kv.blocks_for(request.longest)
 
 
 def has_capacity(request: Request, replica: Replica) -> bool:

@@ -11,6 +11,7 @@ from octavo.scheduler.core.speculation.asking import AskingPrices
 from octavo.scheduler.core.speculation.pricing import Prices
 from octavo.scheduler.core.steps_in_flight import NextPlan, OutstandingStep, ReplicaStats, StepsInFlight, StepSize
 from octavo.scheduler.kv.memory import KVMemory
+from octavo.wire.base import MAX_MESSAGE_BYTES
 from octavo.wire.requests import Prefix, RejectReason
 from octavo.wire.steps import BlockMove, Remap, StepOutcome, StepResult, WorkerHello
 
@@ -78,6 +79,10 @@ class ReplicaPrefixes:
     owed: dict[str, int] = field(default_factory=dict)
 
 
+# Of all outputs of a step: half of what a message holds.
+_MAX_OUTPUT_BYTES = MAX_MESSAGE_BYTES // 2
+
+
 def _order(group: SequenceGroup) -> tuple[float, int]:
     return group.order
 
@@ -94,6 +99,8 @@ class Replica:
     # The suspect that this replica isolates, or is to: no other group comes, and while the suspect runs, no other is in
     # a step.
     suspect: RequestGroup | None = None
+    # Nothing is kept between steps, so that each group's tokens are computed in one.
+    computes_whole: bool = field(init=False)
     size: StepSize = field(init=False)
     prices: Prices = field(init=False)
     asking: AskingPrices = field(init=False)
@@ -113,9 +120,18 @@ class Replica:
     stats: ReplicaStats = field(default_factory=ReplicaStats)
 
     def __post_init__(self) -> None:
-        device = self.hello.device
+        device, pooling = self.hello.device, self.hello.model.pooling
         budget, max_seqs = self.config.token_budget(device), self.config.max_parallel_on(device)
-        self.size = StepSize(budget, max_seqs, min_tokens=self.hello.block_size)
+        min_tokens = self.hello.block_size
+        self.computes_whole = not self.hello.kv_groups
+        if self.computes_whole:
+            # The longest text must fit, however small steps have to become.
+            min_tokens = self.hello.model.max_model_len
+            budget = max(budget, min_tokens)
+        if pooling is not None:
+            # Outputs of all sequences travel in one message.
+            max_seqs = max(1, min(max_seqs, _MAX_OUTPUT_BYTES // (4 * pooling.num_outputs)))
+        self.size = StepSize(budget, max_seqs, min_tokens)
         self.prices = Prices(self.hello.costs.rows if self.hello.costs else [])
         self.asking = AskingPrices(self.hello.costs.proposals if self.hello.costs else [])
 

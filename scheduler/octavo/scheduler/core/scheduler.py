@@ -276,7 +276,7 @@ class Scheduler:
         plan = builder.send(self.epoch, now)
         if plan is not None:
             self._outbox.to_replica(builder.replica.replica_id, plan)
-            served = (*builder.samplers, *builder.beams)
+            served = (*builder.samplers, *builder.beams, *builder.pooled)
             self.request_table.waiting.charge_each(group for group, _ in served if isinstance(group, RequestGroup))
             for group, _ in served:
                 if group.grammar is not None and isinstance(group, RequestGroup):

@@ -373,7 +373,7 @@ class _Group:
         self.search = (
             BeamSearchState(sampling.beam, sampling.max_tokens, self.stop_token_ids) if sampling.beam else None
         )
-        self.longest = len(self.request.prompt_token_ids) + sampling.max_tokens
+        self.longest = self.request.longest
         self.grammar = GrammarCost() if sampling.grammar else None
         if sampling.prompt_logprobs is not None and any(s.generated_token_ids for s in self.sequences):
             self.prompt_logprobs_delivered()
@@ -524,6 +524,11 @@ class RequestGroup(_Group):
     """A request that is held for a frontend."""
 
     frontend_id: int = field(kw_only=True)
+
+
+@dataclass(slots=True, eq=False)
+class PoolingGroup(RequestGroup):
+    """A request for the model's output of its prompt, which ends with that: no token follows the prompt."""
 
 
 @dataclass(slots=True, eq=False)

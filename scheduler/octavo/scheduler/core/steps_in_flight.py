@@ -40,6 +40,13 @@ class OutstandingStep:
     drafts: dict[int, Draft] = field(default_factory=dict)
     # How many guesses the draft model is to make, by the ids of sequences in `samplers`.
     proposals: dict[int, int] = field(default_factory=dict)
+    # Sequences that get the model's output, in the plan's order, with their groups.
+    pooled: list[Member] = field(default_factory=list)
+
+    @property
+    def choosers(self) -> list[Member]:
+        """Returns all sequences of which the step brings what follows their last token, with their groups."""
+        return [*self.samplers, *self.beams, *self.pooled]
 
     @property
     def num_guesses(self) -> int:
@@ -47,9 +54,9 @@ class OutstandingStep:
 
 
 def num_sampled(result: StepResult) -> int:
-    """Counts the tokens and candidates that sequences got in a step."""
+    """Counts the tokens, candidates and outputs that sequences got in a step."""
     further = sum(len(each.token_ids) for each in result.further) if result.further else 0
-    return len(result.sampled) + len(result.candidates) + further
+    return len(result.sampled) + len(result.candidates) + len(result.pooled) + further
 
 
 @dataclass(slots=True)

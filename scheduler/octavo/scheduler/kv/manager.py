@@ -36,7 +36,7 @@ from octavo.scheduler.kv.prefix_cache import (
     salt_of,
 )
 from octavo.scheduler.kv.swap import SwapSpace
-from octavo.wire.base import NULL_BLOCK
+from octavo.wire.base import MAX_TOKENS, NULL_BLOCK
 from octavo.wire.steps import BlockMove, BlockServer, KVDisk, Remap, WorkerHello
 
 
@@ -44,10 +44,11 @@ class KVCacheManager:
     """Is the paged `KVMemory`: sequences get blocks of one size as they grow, and share those with equal content. It
     holds the block tables of the sequences with KV on one replica, and the prefix cache over all its blocks.
 
-    `windows`: one per KV group, in tokens, 0 for none. `watermark`: the share of all blocks that must be left free when
-    a group starts beside others. The `census` counts what the prefix cache holds on the device. With `cpu_tier` what
-    device blocks held that are taken goes on in CPU blocks that no swapped group needs; with a `disk` behind these it
-    is kept there too, and comes back. With a `server`, other replicas copy from what is held, and this one from them.
+    `windows`: one per KV group, in tokens, 0 for none; where no KV is kept there is no group, and tables are empty.
+    `watermark`: the share of all blocks that must be left free when a group starts beside others. The `census` counts
+    what the prefix cache holds on the device. With `cpu_tier` what device blocks held that are taken goes on in CPU
+    blocks that no swapped group needs; with a `disk` behind these it is kept there too, and comes back. With a
+    `server`, other replicas copy from what is held, and this one from them.
 
     A block enters the prefix cache as soon as a plan fills it, before the step is answered: a replica runs its plans in
     order, and writes a step's KV before it reads any, so a sequence that shares the block finds it filled. If the step
@@ -145,7 +146,8 @@ class KVCacheManager:
 
     @property
     def capacity_tokens(self) -> int:
-        return self.num_usable // len(self._windows) * self.block_size
+        # What keeps no KV holds sequences of any length.
+        return self.num_usable // len(self._windows) * self.block_size if self._windows else MAX_TOKENS
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size) * len(self._windows)
@@ -278,7 +280,7 @@ class KVCacheManager:
         if begin.leader is not None:
             groups = self._shared_with(begin.leader, begin.num_blocks)
             placement.waits_for = (begin.leader, begin.num_blocks * self.block_size)
-        missing = self.blocks_for(sequence.num_known) // len(self._windows) - begin.num_blocks
+        missing = -(-sequence.num_known // self.block_size) - begin.num_blocks
         table = BlockTable([[*blocks, *self._take(missing)] for blocks in groups], num_indexed=begin.num_blocks)
         self._tables[sequence] = table
         placement.num_computed = begin.num_blocks * self.block_size
@@ -320,7 +322,7 @@ class KVCacheManager:
     def extend(self, sequence: Sequence, num_tokens: int = 1) -> Growth | None:
         table, num_computed = self._tables[sequence], sequence.placement.num_computed
         offset = num_computed % self.block_size
-        if offset and not table.shares_last and num_tokens == 1:
+        if (offset and not table.shares_last and num_tokens == 1) or not table.groups:
             return None
         groups, index = table.groups, num_computed // self.block_size
         growth = None
@@ -628,7 +630,7 @@ def paged_memory(hello: WorkerHello, config: SchedulerConfig, census: BlockCensu
         hello.num_blocks,
         hello.block_size,
         watermark=config.watermark,
-        prefix_caching=config.prefix_caching,
+        prefix_caching=config.prefix_caching and bool(hello.kv_groups),
         windows=[group.window for group in hello.kv_groups],
         num_cpu_blocks=hello.num_cpu_blocks,
         # Workers before that refuse plans that move blocks both ways.

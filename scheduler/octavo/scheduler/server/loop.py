@@ -300,7 +300,7 @@ class SchedulerShell:
             # The hello of a life that is over came late: the connection is still that of the worker's present one.
             self._workers.bind(former, connection, hello.schema_version)
         if not known and hello.incarnation in self.core.replicas:
-            per_slot = hello.kv_bytes_per_token / len(hello.kv_groups)
+            per_slot = hello.kv_bytes_per_token / max(1, len(hello.kv_groups))
             gib = hello.num_blocks * hello.block_size * per_slot / 2**30
             _log.info(
                 "worker %s joined: %s on %s, %d blocks of %d tokens (%.2f GiB of KV, %d bytes per token)",

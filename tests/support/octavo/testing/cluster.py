@@ -299,6 +299,7 @@ class FakeReplica:
             "",
             output.further,
             output.proposed,
+            output.pooled,
         )
 
 
@@ -309,8 +310,8 @@ class Cluster:
     """Runs one core, any replicas, one frontend. Checks every invariant after every event.
 
     `streams` holds the tokens of each request's sequences, by request id and sequence index; `tokens` those of each
-    request's first; `notices` what each was told besides. A router follows what is cached, if `is_routed`. The
-    `drafter` guesses for the core, if any is given.
+    request's first; `pooled` the outputs of requests for one; `notices` what each was told besides. A router follows
+    what is cached, if `is_routed`. The `drafter` guesses for the core, if any is given.
     """
 
     def __init__(
@@ -336,6 +337,7 @@ class Cluster:
         self.ended: dict[Stream, FinishReason] = {}
         self.deltas: dict[Stream, list[Delta]] = defaultdict(list)
         self.rejected: dict[str, Rejected] = {}
+        self.pooled: dict[str, bytes] = {}
         self.notices: dict[str, list[Notice]] = defaultdict(list)
         self.to_frontend: list[ToFrontend] = []
         self.given_up: list[PrefixGivenUp] = []
@@ -541,6 +543,8 @@ class Cluster:
             assert delta.start_index == len(tokens), "a token lost or sent twice"
             assert delta.previous_hash == history.extend(history.EMPTY, tokens)
             tokens += delta.token_ids
+            if delta.pooled:
+                self.pooled[delta.request_id] = delta.pooled
             if delta.finish_reason:
                 self.ended[stream] = delta.finish_reason
 

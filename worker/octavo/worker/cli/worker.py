@@ -187,6 +187,8 @@ def _measured_costs(runner: Runner, config: WorkerConfig) -> StepCosts | None:
         from octavo.worker.fake.runner import FAKE_COSTS
 
         return FAKE_COSTS
+    if not runner.kv_groups:
+        return None
     from octavo.worker.calibrate.calibrate import calibrate
 
     try:

@@ -28,9 +28,16 @@ _PREPACK_ROWS = 64
 
 # The activations, by the names that config.json gives them.
 ACTIVATIONS = MappingProxyType[str, Callable[[Tensor], Tensor]](
-    {"silu": F.silu, "gelu": F.gelu, "gelu_pytorch_tanh": functools.partial(F.gelu, approximate="tanh")}
+    {
+        "silu": F.silu,
+        "gelu": F.gelu,
+        "gelu_pytorch_tanh": functools.partial(F.gelu, approximate="tanh"),
+        "relu": F.relu,
+    }
 )
-_NATIVE_ACTIVATIONS = {"silu": Activation.SILU, "gelu_pytorch_tanh": Activation.GELU_TANH}
+NATIVE_ACTIVATIONS = MappingProxyType(
+    {"silu": Activation.SILU, "gelu": Activation.GELU, "gelu_pytorch_tanh": Activation.GELU_TANH}
+)
 
 
 class LinearKind(Enum):
@@ -164,6 +171,27 @@ class Linear:
         return part.unpacked(which).dequantize()
 
 
+class ActivatedLinear:
+    """Computes activation(x W^T + b) for x of [tokens, in_features]. `native` holds the weight where Octavo's kernels
+    multiply."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, activation: str, *, kind: LinearKind | None = None) -> None:
+        """Takes `weight`, [out_features, in_features]; `activation` is one of `ACTIVATIONS`."""
+        native = NATIVE_ACTIVATIONS.get(activation)
+        self._activate = ACTIVATIONS[activation]
+        self.native: tuple[NativePart, ...] = ()
+        self.kind = best_kind(weight) if kind is None else kind
+        if self.kind is LinearKind.NATIVE and native is not None:
+            self.native = (NativeLinear(load(), weight, bias, native, gated=False),)
+            return
+        if self.kind is LinearKind.NATIVE:
+            self.kind = LinearKind.PLAIN
+        self._multiply = _torch_linear(self.kind, weight, bias)
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        return self.native[0](inputs) if self.native else self._activate(self._multiply(inputs))
+
+
 class GatedLinear:
     """Computes activation(gate(x)) * up(x) for x of [tokens, in_features], gate and up fused.
 
@@ -180,7 +208,7 @@ class GatedLinear:
     ) -> None:
         """Takes `weight`, [2 * out_features, in_features], rows of gate, then of up, or the two apart; `activation` is
         one of `ACTIVATIONS`."""
-        native = _NATIVE_ACTIVATIONS.get(activation)
+        native = NATIVE_ACTIVATIONS.get(activation)
         weights = _joined(weight)
         self.activation = activation
         self.native: tuple[NativePart, ...] = ()
@@ -207,13 +235,13 @@ class GatedLinear:
         outputs = self.native[0](inputs)
         for part in self.native[1:]:
             assert isinstance(part, NativeQuantizedLinear), "a gate beside its up is quantised"
-            outputs = part.gate(inputs, _NATIVE_ACTIVATIONS[self.activation], outputs)
+            outputs = part.gate(inputs, NATIVE_ACTIVATIONS[self.activation], outputs)
         return outputs
 
     def operations(self) -> list[tuple[int, NativeOp]]:
         """Returns the operations of `native`, each with the place of its outputs in a row."""
         first, *gates = self.native
-        activation = _NATIVE_ACTIVATIONS[self.activation]
+        activation = NATIVE_ACTIVATIONS[self.activation]
         ops: list[NativeOp] = [first.op()]
         ops += [gate.op(multiplied=activation) for gate in gates if isinstance(gate, NativeQuantizedLinear)]
         return [(0, op) for op in ops]

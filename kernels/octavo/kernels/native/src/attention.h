@@ -59,6 +59,7 @@ struct Rows {
   int32_t dtype;
   int64_t first_token;  // row of x of the sequence's first token in this step
   int64_t history;      // its position
+  int64_t context;      // tokens of the sequence with those of this step
   int64_t kv_head, group, window, last;
 
   OCTAVO_INLINE int64_t token(int64_t row) const { return std::min(row, last) / group; }
@@ -66,6 +67,11 @@ struct Rows {
   OCTAVO_INLINE int64_t lowest(int64_t row) const {
     const int64_t begin = window ? position(row) + 1 - window : 0;
     return begin > 0 ? begin : 0;
+  }
+  // The last position that the row sees.
+  OCTAVO_INLINE int64_t highest(int64_t row) const {
+    if (!op.two_sided) return position(row);
+    return window ? std::min(position(row) + window, context) - 1 : context - 1;
   }
   OCTAVO_INLINE int64_t head(int64_t row) const { return kv_head * group + std::min(row, last) % group; }
   // Calls function(the row's query).
@@ -179,7 +185,7 @@ OCTAVO_INLINE float weigh(const Rows& rows, int64_t row, int64_t start, const fl
                           Store store_weights) {
   static constexpr int32_t kPlaces[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   const i32x16 places = load_as<i32x16>(kPlaces);
-  const int64_t from = rows.lowest(row) - start, to = rows.position(row) - start;
+  const int64_t from = rows.lowest(row) - start, to = rows.highest(row) - start;
   const bool all = from <= 0 && to >= kChunk - 1;
   f32x16 values[kTiles];
   f32x16 peak = broadcast(kLowest);
@@ -299,10 +305,10 @@ void attend_rows(const Rows& rows, const GroupStep& step, const LayerCache& cach
     total[r] = rows.op.sinks ? 1.0f : 0.0f;
   }
   std::memset(room, 0, count * head_dim * sizeof(float));
-  const int64_t begin = rows.lowest(first), end = rows.position(first + count - 1) + 1;
+  const int64_t begin = rows.lowest(first), end = rows.highest(first + count - 1) + 1;
   alignas(64) float scores[count][kChunk];
   alignas(64) float shrink[kLanes] = {};
-  int64_t seen[count];  // of the chunk's keys, as far as a row's position lets it
+  int64_t seen[count];  // of the chunk's keys, as far as a row sees
   Tile<C> tiles[kTiles], next_tiles[kTiles];
   find_tiles(rows, step, cache, table, begin / kChunk * kChunk, begin, end, next_tiles);
   for (int64_t start = begin / kChunk * kChunk; start < end; start += kChunk) {
@@ -320,7 +326,7 @@ void attend_rows(const Rows& rows, const GroupStep& step, const LayerCache& cach
     store(shrink, power<false>(load(shrink)));
     for (int r = 0; r < count; r++) total[r] = total[r] * shrink[r] + masses[r];
     for (int r = 0; r < count; r++)
-      seen[r] = std::clamp<int64_t>(rows.position(first + r) + 1 - start, 0, kChunk);
+      seen[r] = std::clamp<int64_t>(rows.highest(first + r) + 1 - start, 0, kChunk);
     how.add(tiles, next_tiles, seen, shrink, room);
   }
   for (int r = 0; r < count; r++)
@@ -346,8 +352,8 @@ void attend_unit(const Attention& op, const void* x, void* y, const GroupStep& s
   static constexpr auto functions = attend_functions<How>(std::make_index_sequence<How::kRows>{});
   const int64_t first_token = step.first_tokens[unit.sequence], group = op.query_heads / op.kv_heads;
   const int64_t tokens = step.first_tokens[unit.sequence + 1] - first_token, end = unit.last_token * group;
-  const int64_t history = step.contexts[unit.sequence] - tokens;
-  const Rows rows{op, x, y, dtype, first_token, history, unit.kv_head, group, step.window, end - 1};
+  const int64_t context = step.contexts[unit.sequence], history = context - tokens;
+  const Rows rows{op, x, y, dtype, first_token, history, context, unit.kv_head, group, step.window, end - 1};
   for (int64_t row = unit.first_token * rows.group; row < end; row += How::kRows) {
     const int64_t count = std::min<int64_t>(end - row, How::kRows);
     functions[count - 1](rows, step, cache, unit.sequence, row, room);

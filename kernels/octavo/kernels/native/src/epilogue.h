@@ -37,6 +37,7 @@ OCTAVO_INLINE void finish(const Linear& op, void* y, int64_t row, int64_t column
   if (left <= 0) return;
   if (op.bias) sum = sum + load(op.bias + column);
   if (op.scale != 1.0f) sum = sum * op.scale;
+  if (op.epilogue == kActivate) sum = activate(op.activation, sum);
   if (op.epilogue == kStoreFloat) {
     put((float*)y + row * op.y_stride + column, sum, left);
     return;

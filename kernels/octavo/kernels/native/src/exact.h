@@ -42,6 +42,10 @@ OCTAVO_INLINE f32x16 tanh(const f32x16& x) { return 2.0f * exact::sigmoid(2.0f *
 
 OCTAVO_INLINE f32x16 silu(const f32x16& x) { return x * exact::sigmoid(x); }
 
+OCTAVO_INLINE f32x16 gelu(const f32x16& x) {
+  return gelu_by(x, [](const f32x16& power) __attribute__((always_inline)) { return exact::exp(power); });
+}
+
 // GELU, its tanh form.
 OCTAVO_INLINE f32x16 gelu_tanh(const f32x16& x) {
   const f32x16 inner = 0.7978845608f * (x + 0.044715f * x * x * x);

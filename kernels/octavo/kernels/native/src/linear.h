@@ -24,6 +24,7 @@ struct Activate {
 
   OCTAVO_INLINE f32x16 operator()(int activation, f32x16 x) const {
     if (activation == kSilu) return x * sigmoid(x);
+    if (activation == kGelu) return gelu(x);
     // GELU, its tanh form.
     const f32x16 inner = 0.7978845608f * (x + 0.044715f * x * x * x);
     return 0.5f * x * (1.0f + tanh(inner));

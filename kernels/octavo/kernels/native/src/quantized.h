@@ -321,7 +321,8 @@ struct ExactActivate {
   static constexpr bool kMultiplies = true;
 
   OCTAVO_INLINE f32x16 operator()(int activation, f32x16 x) const {
-    return activation == kSilu ? exact::silu(x) : exact::gelu_tanh(x);
+    if (activation == kSilu) return exact::silu(x);
+    return activation == kGelu ? exact::gelu(x) : exact::gelu_tanh(x);
   }
 };
 

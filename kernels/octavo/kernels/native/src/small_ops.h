@@ -39,11 +39,40 @@ OCTAVO_INLINE void add_rms_norm(const T* x, T* y, const float* weight, int64_t s
 }
 
 template <typename T>
+OCTAVO_INLINE void layer_norm(const T* x, T* y, const Norm& op) {
+  const int64_t size = op.size;
+  f32x16 sums{};
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) sums = sums + load(x + i);
+  float total = sum(sums);
+  for (; i < size; i++) total += to_float(x[i]);
+  const float mean = total / float(size);
+  f32x16 squares{};
+  for (i = 0; i + kLanes <= size; i += kLanes) {
+    const f32x16 values = load(x + i) - mean;
+    squares = squares + values * values;
+  }
+  float spread = sum(squares);
+  for (; i < size; i++) spread += (to_float(x[i]) - mean) * (to_float(x[i]) - mean);
+  const float factor = 1.0f / std::sqrt(spread / float(size) + op.eps);
+  for (i = 0; i + kLanes <= size; i += kLanes) {
+    const f32x16 values = (load(x + i) - mean) * factor * load(op.weight + i);
+    store(y + i, op.bias ? values + load(op.bias + i) : values);
+  }
+  for (; i < size; i++) {
+    const float value = (to_float(x[i]) - mean) * factor * op.weight[i];
+    store_one(y + i, op.bias ? value + op.bias[i] : value);
+  }
+}
+
+template <typename T>
 void norm_rows(const Norm& op, const void* x, void* y, int64_t first, int64_t last) {
   for (int64_t row = first; row < last; row++) {
     const T* from = (const T*)x + row * op.x_stride;
     T* to = (T*)y + row * op.y_stride;
-    if (op.epilogue == kAdd) {
+    if (op.centred) {
+      layer_norm(from, to, op);
+    } else if (op.epilogue == kAdd) {
       add_rms_norm(from, to, op.weight, op.size, op.eps, op.scale);
     } else {
       rms_norm(from, to, op.weight, op.size, op.eps);

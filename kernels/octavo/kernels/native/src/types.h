@@ -8,11 +8,11 @@
 namespace octavo {
 
 enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2 };
-enum Epilogue : int32_t { kStore = 0, kAdd = 1, kGate = 2, kStoreFloat = 3, kMultiply = 4 };
-enum Activation : int32_t { kSilu = 0, kGeluTanh = 1 };
+enum Epilogue : int32_t { kStore = 0, kAdd = 1, kGate = 2, kStoreFloat = 3, kMultiply = 4, kActivate = 5 };
+enum Activation : int32_t { kSilu = 0, kGeluTanh = 1, kGelu = 2 };
 
 // y = scale * (x W^T + b), stored, added to what y holds, or as activation(gate) * up of fused gates and ups; under
-// kMultiply, of quantised weights only, y is activation(that) * what y holds. Weights are packed as `pack_weight` does;
+// kMultiply, of quantised weights only, y is activation(that) * what y holds; under kActivate y is activation(that). Weights are packed as `pack_weight` does;
 // biases are fp32, padded to whole panels and, under kGate, in the weight's order.
 struct Linear {
   const void* weight;
@@ -48,13 +48,16 @@ struct Quantize {
   float twice_above;
 };
 
-// x / rms(x) * weight over rows of `size`, stored or, times `scale`, added to what y holds; `y` may be `x`.
+// x / rms(x) * weight over rows of `size`, stored or, times `scale`, added to what y holds; `y` may be `x`. A norm that is
+// `centred` (LayerNorm) is stored: (x - mean(x)) / rms(x - mean(x)) * weight + bias.
 struct Norm {
   const float* weight;
+  const float* bias;  // null: none
   int64_t size, x_stride, y_stride;
   float eps, scale;
   int32_t epilogue;
   int32_t exact;  // 1, of fp32: rounded alike on every instruction set
+  int32_t centred;
 };
 
 // Rotary embedding and optional norms of queries and keys, in place, and the write of keys and values into the cache.
@@ -69,12 +72,14 @@ struct RopeWrite {
   int32_t exact;  // as `Norm::exact`
 };
 
-// Queries are the first heads of a row of x.
+// Queries are the first heads of a row of x. Where it is `two_sided`, each token attends to those after it as to those
+// before it.
 struct Attention {
   const float* sinks;  // [query_heads] or null
   int64_t query_heads, kv_heads, head_dim, x_stride, y_stride;
   float scale, softcap;
   int32_t exact;  // as `Norm::exact`
+  int32_t two_sided;
 };
 
 // Keys and values of one layer: [num_blocks][kv_heads][block_size x head_dim], the innermost as in cache.h, of `dtype`,

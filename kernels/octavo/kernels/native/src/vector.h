@@ -131,4 +131,22 @@ OCTAVO_INLINE f32x16 sigmoid(const f32x16& x) {
 
 OCTAVO_INLINE f32x16 tanh(const f32x16& x) { return 2.0f * sigmoid(2.0f * x) - 1.0f; }
 
+// GELU by the error function, to 2e-7 of x (Abramowitz and Stegun, "Handbook of Mathematical Functions", 7.1.26).
+template <typename Exp>
+OCTAVO_INLINE f32x16 gelu_by(const f32x16& x, Exp exp_of) {
+  const f32x16 z = vmax(x, -x) * 0.7071067812f;
+  const f32x16 t = 1.0f / (1.0f + 0.3275911f * z);
+  f32x16 p = t * 1.061405429f - 1.453152027f;
+  p = p * t + 1.421413741f;
+  p = p * t - 0.284496736f;
+  p = p * t + 0.254829592f;
+  // What is left beyond |x| of the normal distribution.
+  const f32x16 tail = 0.5f * p * t * exp_of(-(z * z));
+  return x * select(x < f32x16{}, tail, 1.0f - tail);
+}
+
+OCTAVO_INLINE f32x16 gelu(const f32x16& x) {
+  return gelu_by(x, [](const f32x16& power) __attribute__((always_inline)) { return exp(power); });
+}
+
 }  // namespace octavo::OCTAVO_VARIANT

@@ -238,7 +238,7 @@ class PoisonDetector:
     def computed(self, step: OutstandingStep) -> None:
         """Credits the groups that have chosen tokens in a step that is done."""
         if self._records:
-            for group in dict.fromkeys(group for group, _ in (*step.samplers, *step.beams)):
+            for group in dict.fromkeys(group for group, _ in (*step.samplers, *step.beams, *step.pooled)):
                 if isinstance(group, RequestGroup):
                     self._credit(group)
 

@@ -13,7 +13,7 @@ from octavo.scheduler.core.admission import (
     start_obstacle,
 )
 from octavo.scheduler.core.replica import Replica
-from octavo.scheduler.core.sequence import Member, Placement, RequestGroup, Sequence, SequenceGroup
+from octavo.scheduler.core.sequence import Member, Placement, PoolingGroup, RequestGroup, Sequence, SequenceGroup
 from octavo.scheduler.core.speculation.draft import Draft
 from octavo.scheduler.core.speculation.speculation import Speculation
 from octavo.scheduler.core.step import grammar_time
@@ -77,6 +77,8 @@ class StepBuilder:
     admitted: list[Sequence] = field(default_factory=list)
     samplers: list[Member] = field(default_factory=list)
     beams: list[Member] = field(default_factory=list)
+    # Sequences whose last token is computed, and that get the model's output then.
+    pooled: list[Member] = field(default_factory=list)
     # Groups that lost their blocks to this step: kept in CPU memory, or to be recomputed.
     swapped_out: list[RequestGroup] = field(default_factory=list)
     evicted: list[SequenceGroup] = field(default_factory=list)
@@ -100,7 +102,7 @@ class StepBuilder:
 
     def obstacle(self, group: SequenceGroup, *, whole_prompt: bool = False) -> Obstacle | None:
         """Returns what keeps `group` out of this step; None if nothing does. With `whole_prompt` its prefill must not
-        be cut, unless nothing else is in the step."""
+        be cut, unless nothing else is in the step; where the replica computes texts whole, it never is."""
         replica, slots = self.replica, self.replica.max_parallel - self.replica.num_running_seqs
         if replica.swapped and not returns_before(group, replica.swapped[0]):
             return Obstacle(ObstacleKind.SWAPPED, 0, len(replica.swapped))
@@ -112,7 +114,11 @@ class StepBuilder:
         if self.budget < 1:
             return Obstacle(ObstacleKind.TOKEN_BUDGET, 1, self.budget)
         kv = replica.kv
-        if whole_prompt and self.num_tokens and (uncomputed := kv.num_uncomputed(group)) > self.budget:
+        if (
+            (whole_prompt or replica.computes_whole)
+            and self.num_tokens
+            and (uncomputed := kv.num_uncomputed(group)) > self.budget
+        ):
             return Obstacle(ObstacleKind.TOKEN_BUDGET, uncomputed, self.budget)
         lacks = read_obstacle(group) if group.reads is not None else None
         return lacks or capacity_obstacle(group.request, replica) or start_obstacle(kv, group, self.num_kept)
@@ -173,6 +179,8 @@ class StepBuilder:
             placement.num_in_flight += 1
             if group.search is not None:
                 self.beams.append(member)
+            elif isinstance(group, PoolingGroup):
+                self.pooled.append(member)
             else:
                 self.samplers.append(member)
                 if len(group.sequences) > 1:
@@ -222,6 +230,7 @@ class StepBuilder:
                 sequence.placement.num_computed,
                 group.sampling,
                 group.request.traceparent,
+                group.request.pooling,
             )
         )
 
@@ -378,6 +387,7 @@ class StepBuilder:
             not replica.outstanding,
             drafts,
             self.proposals,
+            self.pooled,
         )
         replica.sent(step, self.later_remaps, is_awaited=self.is_awaited)
         return plan

@@ -21,6 +21,7 @@ from octavo.scheduler.core.speculation.draft import Draft
 from octavo.scheduler.core.step.beam_search import BeamSearchState, Continuation
 from octavo.scheduler.core.steps_in_flight import OutstandingStep
 from octavo.wire import history
+from octavo.wire.pooling import PooledOutput
 from octavo.wire.requests import Delta, FinishReason
 from octavo.wire.sampling import Logprobs
 from octavo.wire.steps import (
@@ -89,9 +90,9 @@ class Outcome:
 
 
 def answers(step: OutstandingStep, result: StepResult) -> bool:
-    """Tells whether a result says exactly what the step asked for: of every sequence that chooses, its token or that it
-    failed; of those with a draft further tokens, as far as the draft was right; of those that it was to propose for at
-    most as many guesses; of others at most that they failed."""
+    """Tells whether a result says exactly what the step asked for: of every sequence that chooses, its token, its
+    output, or that it failed; of those with a draft further tokens, as far as the draft was right; of those that it was
+    to propose for at most as many guesses; of others at most that they failed."""
     if result.outcome is not StepOutcome.DONE:
         return True
     samplers = _unfailed(step.samplers, result) if result.failed else step.samplers
@@ -99,6 +100,7 @@ def answers(step: OutstandingStep, result: StepResult) -> bool:
     return (
         [sampled.sequence_id for sampled in result.sampled] == asked
         and (not (step.beams or result.candidates) or _are_of_beams(step, result))
+        and (not (step.pooled or result.pooled) or _are_of_pooled(step, result))
         and (not result.failed or _are_members(step, result.failed))
         and (not result.further or _continue_drafts(step, result))
         and (not result.proposed or _are_asked(step, result))
@@ -108,6 +110,11 @@ def answers(step: OutstandingStep, result: StepResult) -> bool:
 def _are_of_beams(step: OutstandingStep, result: StepResult) -> bool:
     wanted = [sequence.placement.sequence_id for _, sequence in _unfailed(step.beams, result)]
     return [candidates.sequence_id for candidates in result.candidates] == wanted
+
+
+def _are_of_pooled(step: OutstandingStep, result: StepResult) -> bool:
+    awaited = [sequence.placement.sequence_id for _, sequence in _unfailed(step.pooled, result)]
+    return [pooled.sequence_id for pooled in result.pooled] == awaited
 
 
 def _continue_drafts(step: OutstandingStep, result: StepResult) -> bool:
@@ -149,7 +156,7 @@ def _are_members(step: OutstandingStep, failed: list[SequenceFailure]) -> bool:
     """Tells whether `failed` names sequences that the step computes, each at most once."""
     named = [failure.sequence_id for failure in failed]
     members = {sequence.placement.sequence_id for group in step.groups for sequence in group.sequences}
-    members.update(sequence.placement.sequence_id for _, sequence in (*step.samplers, *step.beams))
+    members.update(sequence.placement.sequence_id for _, sequence in step.choosers)
     return len(set(named)) == len(named) and members.issuperset(named)
 
 
@@ -214,7 +221,7 @@ def is_non_finite(replica: Replica, step: OutstandingStep, failures: Failures) -
     if not failures.ended:
         return False
     failed = {**failures.ended, **failures.victims}
-    choosers = {group for group, _ in (*step.samplers, *step.beams) if _is_witness(replica, group)}
+    choosers = {group for group, _ in step.choosers if _is_witness(replica, group)}
     return len(choosers) > 1 and all(
         group in failed and failed[group].reason is FailureReason.NOT_FINITE for group in choosers
     )
@@ -259,6 +266,10 @@ def accept(replica: Replica, step: OutstandingStep, result: StepResult) -> Outco
         for (group, beam), candidates in zip(_unfailed(step.beams, result), result.candidates, strict=True):
             if beam.status is running and group not in restarts:
                 _take_candidates(replica, group, beam, candidates, outcome)
+    if step.pooled:
+        for (group, sequence), pooled in zip(_unfailed(step.pooled, result), result.pooled, strict=True):
+            if sequence.status is running and group not in restarts:
+                _take_output(replica, group, sequence, pooled, outcome)
     return outcome
 
 
@@ -271,6 +282,32 @@ def _note_grammar_times(step: OutstandingStep, times: list[GrammarTime]) -> None
     for group, microseconds in taken.items():
         if group.grammar is not None:
             group.grammar.took(sum(microseconds) // len(microseconds))
+
+
+# -- pooling --------------------------------------------------------------------------------------------------------
+
+
+def _take_output(
+    replica: Replica, group: SequenceGroup, sequence: Sequence, pooled: PooledOutput, outcome: Outcome
+) -> None:
+    """Sends the frontend the output, which is the end of the request."""
+    assert isinstance(group, RequestGroup)
+    delta = Delta(
+        request_id=group.request_id,
+        attempt=group.request.attempt,
+        sequence_index=sequence.index,
+        start_index=0,
+        previous_hash=history.EMPTY,
+        token_ids=[],
+        finish_reason=FinishReason.STOP,
+        preemptions=group.preemptions,
+        swaps=group.swaps,
+        cached_prompt_tokens=group.cached_prompt_tokens or 0,
+        pooled=pooled.values,
+    )
+    outcome.deltas[group.frontend_id].append(delta)
+    outcome.reasons.append(FinishReason.STOP)
+    _finish(replica, group, sequence, outcome)
 
 
 # -- sampling -------------------------------------------------------------------------------------------------------

@@ -142,7 +142,7 @@ def _fail_step(replica: Replica, step: OutstandingStep, result: StepResult) -> N
 
 def _run_out_of_memory(replica: Replica, step: OutstandingStep) -> None:
     """Makes the replica's next steps smaller; counts a memory failure of the group if this step could not be."""
-    num_seqs = max(len(step.groups), len(step.samplers) + len(step.beams))
+    num_seqs = max(len(step.groups), len(step.choosers))
     groups = set(step.groups)
     if len(groups) == 1 and step.num_tokens <= max(replica.size.min_tokens, num_seqs):
         groups.pop().faults.memory_failures += 1
