@@ -175,7 +175,7 @@ def test_an_unknown_constraint_is_no_constraint() -> None:
 async def test_a_constraint_reaches_the_workers_as_a_grammar(
     scheduler: FakeScheduler, stub: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def compiled(self: object, constraint: Constraint) -> str:
+    async def compiled(self: object, constraint: Constraint, around: str) -> str:
         return f"grammar of {constraint.text}"
 
     monkeypatch.setattr("octavo.frontend.text.pool.TextPool.compile", compiled)
@@ -186,7 +186,7 @@ async def test_a_constraint_reaches_the_workers_as_a_grammar(
 async def test_a_grammar_that_no_message_holds_is_refused(
     scheduler: FakeScheduler, stub: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def compiled(self: object, constraint: Constraint) -> str:
+    async def compiled(self: object, constraint: Constraint, around: str) -> str:
         return "x" * ((1 << 18) + 1)
 
     monkeypatch.setattr("octavo.frontend.text.pool.TextPool.compile", compiled)

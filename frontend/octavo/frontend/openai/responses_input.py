@@ -150,6 +150,8 @@ def _messages(items: Iterable[Item], ignored: list[str]) -> list[ChatMessage]:
                 messages.append(ChatMessage("tool", output, tool_call_id=item.call_id))
             case "reasoning":
                 thought = _thought(field, item)
+                if not thought:
+                    ignored.append(f"{field}.{item.type}")
             case "web_search_call":
                 # The searches of another turn.
                 ignored.append(f"{field}.{item.type}")
