@@ -178,8 +178,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         for number, (taker, other) in enumerate([(first, second), (second, first)]):
             self.cluster.handle(WorkerReadmitted(f"worker-{taker}"))
             self.cluster.handle(WorkerCordoned(f"worker-{other}"))
-            wish = {"prompt_length": 9 + number * longer, "shared": 9, "max_tokens": tokens, "salt": salt}
-            request = make_request(f"r{self.num_requests - 1 + number}", **wish)
+            name, length = f"r{self.num_requests - 1 + number}", 9 + number * longer
+            request = make_request(name, length, tokens, shared=9, salt=salt)
             if rejection := self.journal.submit(request):
                 self._assert_misfit(request, rejection.reason)
             for _ in range(0 if number else 6):
