@@ -187,7 +187,8 @@ class Scheduler:
         while admission := next_admission(waiting, builders, self.replica_table, self.policy, self.config, now):
             group, builder = admission
             # What is known to be on another replica comes before what a disk may have.
-            if not (self.state.prefix_copies.fetch(group, builder.replica, now) or builder.replica.fetch(group)):
+            is_copied = len(self.replicas) > 1 and self.state.prefix_copies.fetch(group, builder.replica, now)
+            if not (is_copied or builder.replica.fetch(group)):
                 self._admit(group, builder, now)
         for builder in builders:
             if self.policy.end(builder):

@@ -101,7 +101,8 @@ def look_at_reads(state: SchedulerState, now: float) -> None:
         if replica.kv.disk is not None:
             replica.kv.disk.look(now)
     state.moves.look(now)
-    state.prefix_copies.look(now)
+    if state.prefix_copies.under_way:
+        state.prefix_copies.look(now)
     state.pulls.look(now)
 
 
