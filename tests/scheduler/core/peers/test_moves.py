@@ -25,7 +25,7 @@ from octavo.testing.cluster import FRONTEND, Cluster, FakeReplica, make_request,
 from octavo.testing.scenarios import plans
 from octavo.wire.requests import Prefix, Request
 from octavo.wire.sampling import BeamSearch, EarlyStopping
-from octavo.wire.steps import BlocksPulled, PullBlocks, WorkerRole
+from octavo.wire.steps import BlocksPulled, PullBlocks
 
 from ...conftest import MakeCluster
 from ...views import cached_tokens
@@ -434,57 +434,3 @@ def test_explain_says_that_a_request_is_being_copied(make_cluster: MakeCluster) 
     assert (found.obstacle.kind, found.obstacle.needed) == (ObstacleKind.MOVE, len(pulls(cluster)[0].moves))
     cluster.pulls_answer = True
     finish(cluster, request())
-
-
-# -- roles -----------------------------------------------------------------------------------------------------------
-
-
-def apart(make_cluster: MakeCluster, **worker: Any) -> Cluster:
-    """A cluster of a worker for prompts and one for what follows."""
-    cluster = make_cluster(watermark=0.0)
-    join(cluster, 1, role=WorkerRole.PREFILL, **worker)
-    join(cluster, 2, role=WorkerRole.DECODE, **worker)
-    return cluster
-
-
-def test_prompts_are_computed_by_one_worker_and_what_follows_by_another(make_cluster: MakeCluster) -> None:
-    cluster = apart(make_cluster)
-    wanted = [request("a"), request("b", num_sequences=3, seed=5, temperature=1.0)]
-    replicas = [*cluster.replicas.values()]
-    cluster.submit(*wanted)
-    finish(cluster, *wanted)
-    assert len(pulls(cluster)) == 2
-    prompts, rest = replicas
-    assert all(start.num_computed >= PROMPT for plan in plans(rest) for start in plan.starts)
-    # Steps that were outstanding when their first tokens were known have computed some more.
-    assert computed(prompts) <= 2 * PROMPT + 4 * 3
-
-
-def test_a_request_that_nobody_can_take_over_goes_on_where_its_prompt_was_computed(make_cluster: MakeCluster) -> None:
-    cluster = apart(make_cluster, num_cpu_blocks=2)
-    replicas = [*cluster.replicas.values()]
-    cluster.submit(request())
-    finish(cluster, request())
-    assert computed(replicas[1]) == 0
-
-
-def test_a_worker_for_what_follows_takes_prompts_where_there_is_no_other(make_cluster: MakeCluster) -> None:
-    cluster = apart(make_cluster)
-    cluster.leave(1)
-    cluster.submit(request())
-    finish(cluster, request())
-
-
-def test_a_request_never_moves_to_a_worker_for_prompts(make_cluster: MakeCluster) -> None:
-    cluster = apart(make_cluster)
-    cluster.submit(request(tokens=40))
-    while home_or_none(cluster, "r") != 2:
-        cluster.step()
-    drain(cluster, 2)
-    finish(cluster, request(tokens=40))
-    assert len([each for each in pulls(cluster) if each.incarnation == 1]) == 0
-
-
-def home_or_none(cluster: Cluster, name: str) -> int | None:
-    places = cluster.core.replicas.items()
-    return next((key for key, replica in places if any(each.request_id == name for each in replica.requests)), None)

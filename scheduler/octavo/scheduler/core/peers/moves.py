@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from octavo.scheduler.core.admission import has_capacity
+from octavo.scheduler.core.admission import has_capacity, start_obstacle
 from octavo.scheduler.core.events import SchedulerObserver
 from octavo.scheduler.core.peers.pulls import Pulls
 from octavo.scheduler.core.replica import Replica
@@ -99,13 +99,23 @@ class Moves:
 
     def hand_over(self, source: Replica, now: float) -> None:
         """Moves groups that have computed their prompts off a replica that is for prompts alone, where to stay would
-        hold them up longer than the move does. The others, and those that nobody can take, go on there."""
+        hold them up longer than the move does, or leave no room for the next prompt. The others, and those that nobody
+        can take, go on there."""
         here = (group for group in source.running if isinstance(group, RequestGroup) and group not in source.moving)
         done = [group for group in here if all(each.is_decoding for each in group.holders)]
-        if done and source.hello.costs is not None:
+        if done and source.hello.costs is not None and not self._keeps_out_the_next(source):
             prompts = self._prompt_tokens(source)
             done = [group for group in done if self._is_held_up(source, group, prompts, source.hello.costs, now)]
         self.carry(source, done, now)
+
+    def _keeps_out_the_next(self, source: Replica) -> bool:
+        """Tells whether what is on a replica leaves no room for the waiting group that comes next, if it could ever be
+        there: it would wait for the end of what stays."""
+        group = next(iter(self._requests.waiting), None)
+        if group is None or not has_capacity(group.request, source):
+            return False
+        is_full = source.num_running_seqs + group.parallel > source.max_parallel
+        return is_full or start_obstacle(source.kv, group) is not None
 
     def _prompt_tokens(self, source: Replica) -> int:
         """Counts the tokens of prompts that are still to be computed on a replica: of those there, and its share of
