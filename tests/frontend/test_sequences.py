@@ -229,7 +229,7 @@ async def test_a_scheduler_that_leaves_out_the_logprobs_is_at_fault(scheduler: F
     scheduler.tamper = lambda delta: [msgspec.structs.replace(delta, logprobs=[])]
     request = ask()
     request.response.top_logprobs = 0
-    with pytest.raises(Exception, match="without the logprobs asked for"):
+    with pytest.raises(Exception, match="without the logprobs, or the output, asked for"):
         await collect(stub.Generate(request))
     assert len(scheduler.submitted) == 1
 

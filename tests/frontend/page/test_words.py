@@ -66,12 +66,15 @@ def test_commands_have_words_for_all_that_is_told() -> None:
 
 def test_what_is_found_is_told_by_tier() -> None:
     counted = {field.name for field in pb.CacheLookup.DESCRIPTOR.fields if field.name.endswith("_tokens")}
-    assert counted == {f"{tier}_tokens" for tier in Tier}
-    told = pb.CacheLookup(tokens=99)
+    # Beside the tiers of the worker's own cache there is what it has copied from another.
+    assert counted == {f"{tier}_tokens" for tier in [*Tier, "replica"]}
+    told = pb.CacheLookup(tokens=99, replica_tokens=7, source="worker-b")
     for count, tier in enumerate(Tier, start=11):
         setattr(told, f"{tier}_tokens", count)
     line = next(iter(operate.cache_lines(told)))
     assert all(f"{count} " in line for count in range(11, 11 + len(Tier))), line
+    assert "7 on worker-b" in line
+    assert f"{7 + sum(range(11, 11 + len(Tier)))} of 99" in line
 
 
 def test_every_state_of_a_block_has_a_name_and_a_colour() -> None:
