@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from octavo.scheduler.core.explain import Explanation, explain, homes_of_groups
-from octavo.scheduler.core.sequence import SequenceGroup, SequenceStatus
+from octavo.scheduler.core.sequence import RequestGroup, SequenceGroup, SequenceStatus
 from octavo.testing.cluster import Cluster
 
 from .test_scheduler_machine import SchedulerMachine
@@ -26,6 +26,7 @@ class JudgedCluster(Cluster):
         waited = [group for group in found if group.status is not SequenceStatus.RUNNING]
         homes = homes_of_groups(core.state)
         # One that may not plan now has no next step yet; nor has a suspect where a step is under way.
+        asked = {group: _num_copies(group) for group in waited}
         busy = [replica for replica in core.replicas.values() if not replica.may_plan]
         occupied = [replica for replica in core.replicas.values() if replica.outstanding]
         super().schedule()
@@ -38,6 +39,9 @@ class JudgedCluster(Cluster):
                 continue
             # It may be the one to go where a decode of the same step finds no block.
             joins = group.status is SequenceStatus.RUNNING or group.preemptions > preemptions[group]
+            # What another worker has computed of its beginning is looked for when its turn has come.
+            if explanation.queue_position == 1 and not joins and _num_copies(group) > asked[group]:
+                continue
             self._judge(explanation, joins)
 
     def _judge(self, explanation: Explanation, joins: bool) -> None:
@@ -47,6 +51,12 @@ class JudgedCluster(Cluster):
         elif kinds:
             # What goes before it makes no room, but for a beginning that it shares.
             assert not joins or self.core.config.prefix_caching, explanation
+
+
+def _num_copies(group: SequenceGroup) -> int:
+    """How many copies of its beginning, from other workers, it was made to wait for."""
+    reads = group.reads if isinstance(group, RequestGroup) and group.reads else {}
+    return sum(bool(read.source) for each in reads.values() for read in each)
 
 
 def _explained(cluster: Cluster, group: SequenceGroup) -> Explanation:

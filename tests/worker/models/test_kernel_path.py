@@ -11,6 +11,7 @@ from octavo.kernels.native import library
 from octavo.testbed.models import fp32_runner, write_tiny_model
 from octavo.testing.native import kernels, loaded
 from octavo.worker.cli import worker as cli
+from octavo.worker.models import linear
 
 __all__ = ["kernels"]
 
@@ -57,10 +58,13 @@ def test_a_block_size_that_they_do_not_serve_is_named(tiny: Path) -> None:
     )
 
 
-def test_a_model_of_which_they_compute_only_a_part_is_told_apart(tmp_path: Path) -> None:
+def test_a_model_of_which_they_compute_only_a_part_is_told_apart(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     variant = loaded().variant
-    write_tiny_model(tmp_path / "gelu", LlamaConfig(**SIZES, hidden_act="gelu"))
-    path = paths(tmp_path / "gelu")
+    with monkeypatch.context() as patch:
+        patch.setattr(linear, "_native_takes", lambda weight: False)
+        path = paths(tiny)
     assert path.startswith(f"native {variant} for attention, torch for the rest (a weight is multiplied by ")
     gpt2 = GPT2Config(vocab_size=300, n_positions=64, n_embd=32, n_layer=1, n_head=2)
     write_tiny_model(tmp_path / "gpt2", gpt2)

@@ -16,6 +16,7 @@ from octavo.testbed.models import new_sequences, run_step, write_tiny_model
 from octavo.testing.native import VARIANTS, loaded, threads
 from octavo.wire.sampling import Logprobs, SamplingParams
 from octavo.worker.model_settings import ModelSettings
+from octavo.worker.models import linear
 from octavo.worker.models.compiled import CompiledLlama
 from octavo.worker.step.model_runner import ModelRunner, ModelRunnerError, settings_obstacle
 
@@ -191,9 +192,10 @@ def test_exact_is_refused_where_it_cannot_be_kept(tmp_path: Path, options: dict[
         ModelRunner(tmp_path, replace(EXACT, **options))
 
 
-def test_exact_is_refused_for_an_activation_that_torch_computes(tmp_path: Path) -> None:
-    write_tiny_model(tmp_path, LlamaConfig(**SIZES, hidden_act="gelu"))
-    with pytest.raises(ModelRunnerError, match="for the whole model: a weight is multiplied by onednn"):
+def test_exact_is_refused_for_layers_that_torch_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tiny_model(tmp_path, LlamaConfig(**SIZES))
+    monkeypatch.setattr(linear, "_native_takes", lambda weight: False)
+    with pytest.raises(ModelRunnerError, match=r"for the whole model: a weight is multiplied by (onednn|plain)"):
         ModelRunner(tmp_path, EXACT)
 
 

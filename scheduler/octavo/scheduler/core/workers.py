@@ -100,10 +100,10 @@ def look_at_reads(state: SchedulerState, now: float) -> None:
     for replica in state.replicas:
         if replica.kv.disk is not None:
             replica.kv.disk.look(now)
-    state.moves.look(now)
-    if state.prefix_copies.under_way:
+    if len(state.replicas) > 1:
+        state.moves.look(now)
         state.prefix_copies.look(now)
-    state.pulls.look(now)
+        state.pulls.look(now)
 
 
 # -- leave ------------------------------------------------------------------------------------------------------

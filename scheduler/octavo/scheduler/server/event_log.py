@@ -130,10 +130,6 @@ class EventLogError(Exception):
     """A file is no event log of this version."""
 
 
-def write_nothing(record: Record) -> None:
-    """Records nothing, for a core whose events nobody wants to keep."""
-
-
 def recorder(*sinks: Sink) -> Recorder:
     """Makes a recorder that gives every record to all of `sinks`."""
 

@@ -41,7 +41,7 @@ from octavo.scheduler.core.events import (
 )
 from octavo.scheduler.core.explain import describe, explain
 from octavo.scheduler.core.scheduler import Scheduler
-from octavo.scheduler.server.event_log import Began, Handled, Planned, Recorder, Scheduled, write_nothing
+from octavo.scheduler.server.event_log import Began, Handled, Planned, Recorder, Scheduled
 from octavo.wire.base import SCHEMA_VERSION, Message
 from octavo.wire.codec import WireError, decode_from_frontend, decode_from_worker
 from octavo.wire.requests import (
@@ -155,7 +155,7 @@ class SchedulerShell:
         core: Scheduler,
         frontend_socket: "zmq.Socket[bytes]",
         worker_socket: "zmq.Socket[bytes]",
-        record: Recorder = write_nothing,
+        record: Recorder | None = None,
         clock: Callable[[], float] = time.monotonic,
         begin_span: Callable[[Request], Request] = lambda request: request,
         departure: Wakeup | None = None,
@@ -164,7 +164,8 @@ class SchedulerShell:
         self.core = core
         self._record = record
         self._begin_span = begin_span
-        record(Began(SCHEMA_VERSION, core.epoch, core.config))
+        if record is not None:
+            record(Began(SCHEMA_VERSION, core.epoch, core.config))
         self.dropped_messages = 0
         self._frontends = Wire(frontend_socket)
         self._workers = Wire(worker_socket)
@@ -211,7 +212,8 @@ class SchedulerShell:
         if now - self._ticked_at >= _TICK_S:
             self._ticked_at = now
             self._handle(Tick(), now)
-        self._record(Scheduled(now))
+        if self._record is not None:
+            self._record(Scheduled(now))
         self._perform(self.core.schedule(now), now)
         self._send_to_frontends()
         if self._after_turn is not None:
@@ -324,7 +326,8 @@ class SchedulerShell:
     # -- effects ----------------------------------------------------------------------------------------------------
 
     def _handle(self, event: Event, now: float) -> None:
-        self._record(Handled(now, event))
+        if self._record is not None:
+            self._record(Handled(now, event))
         self._perform(self.core.handle(event, now), now)
 
     def _perform(self, effects: list[Effect], now: float) -> None:
@@ -368,7 +371,7 @@ class SchedulerShell:
             self._frontends.send_encoded(frontend_id, frame)
 
     def _send_to_replica(self, replica_id: int, message: ToWorker, now: float) -> None:
-        if isinstance(message, StepPlan):
+        if self._record is not None and isinstance(message, StepPlan):
             self._record(Planned(message))
         sent = self._workers.send(replica_id, message)
         if isinstance(message, WorkerRefused):

@@ -38,7 +38,7 @@ from octavo.scheduler.core.sequence import SequenceGroup
 from octavo.scheduler.core.speculation.drafter import Drafter
 from octavo.scheduler.kv.census import BlockCensus
 from octavo.scheduler.kv.manager import paged_memory
-from octavo.scheduler.server.event_log import Began, Handled, Planned, Recorder, Scheduled, write_nothing
+from octavo.scheduler.server.event_log import Began, Handled, Planned, Record, Recorder, Scheduled
 from octavo.testing.fakes.spoilable import SpoilableRunner
 from octavo.testing.oracles.cache_resets import CacheResetWatch
 from octavo.testing.oracles.mechanisms import MechanismWatch
@@ -91,6 +91,10 @@ VOCABULARY = FakeVocabulary(size=1000)
 FINGERPRINT = "fingerprint"
 _NO_TIMES = StepTimes(0, 0, 0)
 _NO_OUTPUT = StepOutput([], [], [], [], _NO_TIMES)
+
+
+def write_nothing(record: Record) -> None:
+    """Records nothing of a core whose events no test looks at."""
 
 
 def make_request(

@@ -244,6 +244,8 @@ class Moves:
                 self._end(move)
         gone = replica.replica_id
         self.pulling = {key: move for key, move in self.pulling.items() if key[0] != gone}
+        # Other replicas may be had now, or none, and then nobody looks at this.
+        self._resting.clear()
 
     def _stands(self, move: Move) -> bool:
         """Tells whether the group is still where it was, and may go where it is to go."""

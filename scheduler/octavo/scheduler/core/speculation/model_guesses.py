@@ -35,7 +35,7 @@ class ModelGuesses:
     """Holds what draft models have guessed, of which each has its own acceptance, by depth."""
 
     def __init__(self) -> None:
-        self._tracks: dict[Sequence, _Track] = {}
+        self.tracks: dict[Sequence, _Track] = {}
         self._acceptance: defaultdict[str, Acceptance] = defaultdict(partial(Acceptance, _FIRST_CHANCE))
 
     def take(self, model: str, sequence: Sequence, guesses: list[int]) -> None:
@@ -46,7 +46,7 @@ class ModelGuesses:
 
     def draft(self, model: str, sequence: Sequence, most: int) -> Draft | None:
         """Returns up to `most` of the guesses that follow the known tokens of a sequence; None if there are none."""
-        if sequence not in self._tracks:
+        if sequence not in self.tracks:
             return None
         track = self._looked(model, sequence)
         count = min(most, len(track.guesses))
@@ -57,7 +57,7 @@ class ModelGuesses:
         """Returns the chances of up to `count` guesses that `model` would make of what follows a sequence, each given
         those before it."""
         acceptance = self._acceptance[model]
-        if sequence not in self._tracks:
+        if sequence not in self.tracks:
             return acceptance.chances(1, count, _fresh_record())
         track = self._looked(model, sequence)
         if sequence.num_known - track.place > _FORGIVEN_AFTER:
@@ -67,13 +67,13 @@ class ModelGuesses:
     def forget(self, group: SequenceGroup) -> None:
         """Forgets the sequences of a group that has ended."""
         for sequence in group.sequences:
-            self._tracks.pop(sequence, None)
+            self.tracks.pop(sequence, None)
 
     def _looked(self, model: str, sequence: Sequence) -> _Track:
         """Returns the track of a sequence, once it has learnt from the tokens that have come since its guesses."""
-        track = self._tracks.get(sequence)
+        track = self.tracks.get(sequence)
         if track is None:
-            track = self._tracks[sequence] = _Track(self._acceptance[model])
+            track = self.tracks[sequence] = _Track(self._acceptance[model])
         while track.guesses and track.place < sequence.num_known:
             came_true = track.guesses.pop(0) == sequence.generated_token_ids[track.place - sequence.num_prompt]
             track.acceptance.note(track.depth, track.record, came_true)

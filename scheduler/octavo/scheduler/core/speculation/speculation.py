@@ -79,7 +79,8 @@ class Speculation:
         """Lets go of a group that has ended."""
         if self._setting != "off":
             self._drafter.forget(group)
-            self._model_guesses.forget(group)
+            if self._model_guesses.tracks:
+                self._model_guesses.forget(group)
 
     def reset_cache(self, salt: str | None, groups: Iterable[RequestGroup]) -> None:
         """Lets no later group be given drafts of what is known now behind `salt`, None for all, nor of what those of
