@@ -372,11 +372,10 @@ def test_a_place_in_a_queue_has_32_bits() -> None:
     [
         ("worker_id", ""),
         ("world_size", 0),
-        ("num_blocks", 0),
+        ("num_blocks", -1),
         ("num_cpu_blocks", -1),
         ("block_size", 0),
         ("block_size", MAX_BLOCK_SIZE + 1),
-        ("kv_groups", []),
         ("kv_groups", [KVGroup(0)] * 257),
         ("kv_groups", [KVGroup(-1)]),
         ("costs", StepCosts(PrefillCosts(-0.1, 0.0, 0.0), COSTS.swap)),

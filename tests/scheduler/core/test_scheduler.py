@@ -1,5 +1,7 @@
 """The core through its front door: events in, effects out, with fake replicas that notice any wrong block."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -422,6 +424,17 @@ class TestReplicas:
         assert isinstance(stranger.received[-1], WorkerRefused)
         assert "start it with the same model directory" in stranger.received[-1].detail
         assert list(cluster.core.replicas) == [1]
+
+    @pytest.mark.parametrize("fields", [{"num_blocks": 0}, {"kv_groups": []}, {"num_blocks": 0, "kv_groups": []}])
+    def test_a_worker_that_generates_without_kv_blocks_is_refused(
+        self, make_cluster: MakeCluster, fields: dict[str, Any]
+    ) -> None:
+        cluster = make_cluster()
+        stranger = cluster.replicas[1] = newcomer(cluster, 1)
+        cluster.handle(ReplicaJoined(msgspec.structs.replace(stranger.hello, **fields)))
+        assert isinstance(stranger.received[-1], WorkerRefused)
+        assert "only an encoder, which" in stranger.received[-1].detail
+        assert not cluster.core.replicas
 
     def test_an_answer_to_another_question_costs_the_replica_its_place(self, make_cluster: MakeCluster) -> None:
         cluster = make_cluster()

@@ -140,7 +140,7 @@ class World:
         # How often guesses come true, of which more is known by every step.
         guesses = cluster.core.state.speculation._model_guesses
         guesses._acceptance.clear()
-        for track in guesses._tracks.values():
+        for track in guesses.tracks.values():
             track.acceptance, track.record = guesses._acceptance["draft"], TrackRecord()
         for worker in cluster.replicas.values():
             worker.received.clear()

@@ -67,4 +67,4 @@ def test_nothing_is_kept_of_a_group_that_has_ended() -> None:
     guesses.take("m", sequence, [7])
     guesses.forget(group)
     assert drafted(guesses, sequence) == []
-    assert guesses._tracks == {}
+    assert guesses.tracks == {}
