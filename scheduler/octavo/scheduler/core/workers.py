@@ -59,8 +59,8 @@ def _refusal(state: SchedulerState, hello: WorkerHello) -> str | None:
     keeps_kv = bool(hello.kv_groups)
     if keeps_kv != bool(hello.num_blocks) or not (keeps_kv or hello.model.pooling):
         return (
-            f"worker {hello.worker_id} has {hello.num_blocks} KV blocks in {len(hello.kv_groups)} groups; only an encoder"
-            ", which generates nothing, has neither"
+            f"worker {hello.worker_id} has {hello.num_blocks} KV blocks in {len(hello.kv_groups)} groups;"
+            " only an encoder, which generates nothing, has neither"
         )
     # Replicas may call one model by different names; whatever decides the tokens must be equal.
     model = state.replica_table.model
