@@ -16,7 +16,7 @@ READ_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fetch:
-    """What is read for one group: contents, each into a CPU block."""
+    """Holds what is read for one group: contents, each into a CPU block."""
 
     read: BlockRead
     contents: list[tuple[CachedBlock, int]]

@@ -35,7 +35,7 @@ class PeerCopy:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """What a group begins with and another replica has: contents that no block here holds and nothing brings yet, and
+    """Names what a group begins with and another has: contents that no block here holds and nothing brings yet, and
     the runs of tokens, each after a context, that would be computed without them. `reads` bring others of them;
     `keep` are CPU blocks that the group begins with."""
 
@@ -46,7 +46,7 @@ class Missing:
 
 
 class PeerTier:
-    """What one replica gives to others of its prefix cache, and what it takes from theirs, as its `reads`.
+    """Lends blocks of one replica's prefix cache to others, and takes from theirs, as its `reads`.
 
     Only what is there for certain is given, of the `device` if others can read it (`has_device`), else of `cpu` memory.
     It is on loan until the other worker has answered, so nobody takes its blocks; and it counts there only if it can
