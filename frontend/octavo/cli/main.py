@@ -58,7 +58,9 @@ _EXTRA_OF: Final = {
     "httpx": "bench",
     **dict.fromkeys(("transformers", "tokenizers", "huggingface_hub", "jinja2", "google"), "frontend"),
     "opentelemetry": "tracing",
-    **dict.fromkeys(("grpc_reflection", "grpc_status", "starlette", "uvicorn", "llguidance"), "frontend"),
+    **dict.fromkeys(
+        ("grpc_reflection", "grpc_status", "starlette", "uvicorn", "llguidance", "python_multipart"), "frontend"
+    ),
 }
 
 

@@ -11,6 +11,8 @@ from octavo.frontend.access.access import Access
 from octavo.frontend.anthropic import models as anthropic_models
 from octavo.frontend.anthropic.messages import count_tokens, messages
 from octavo.frontend.api.endpoint import Api, Handler, route
+from octavo.frontend.batch import routes as batch
+from octavo.frontend.batch.service import BatchService
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.errors import NotFound, Reason
 from octavo.frontend.http.errors import error_response, is_anthropic
@@ -65,14 +67,17 @@ _CACHE_RESET: Final[dict[tuple[str, str], Handler]] = {
 }
 
 
-def build_app(generation: Generation, access: Access, config: FrontendConfig) -> Starlette:
-    """Returns the ASGI application."""
+def build_app(
+    generation: Generation, access: Access, config: FrontendConfig, batches: BatchService | None = None
+) -> Starlette:
+    """Returns the ASGI application; without `batches` the routes of files and batches say that there are none."""
     api = Api(generation, access, config)
     table = _ROUTES | (_CACHE_RESET if config.enable_cache_reset else {})
     app = Starlette(
         routes=[
             *(route(api, path, handler, method) for (method, path), handler in table.items()),
             *responses.routes(api),
+            *batch.routes(api, batches),
             *page.routes(api),
         ],
         exception_handlers={HTTPException: _no_route},
