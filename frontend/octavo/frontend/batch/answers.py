@@ -24,18 +24,18 @@ class AnswerFile:
 
     def __init__(self, path: Path) -> None:
         """Opens the file, and makes it where it is not there. Raises `OSError`."""
-        self._file = os.open(path, _APPENDING, _MODE)
-        # One that is closed must write no more: its number may be another file's by then.
+        self._file = os.fdopen(os.open(path, _APPENDING, _MODE), "a+b", buffering=0)
+        self._path = path
+        # One that is closed must not be written to, and threads may come late.
         self._lock = threading.Lock()
         self._is_closed = False
-        self._size = os.fstat(self._file).st_size
+        self._size = os.fstat(self._file.fileno()).st_size
 
     def custom_ids(self) -> set[str]:
         """Returns whose lines are there. Cuts off a last line that is not whole. Raises `OSError`."""
         found: set[str] = set()
         whole = 0
-        with os.fdopen(os.dup(self._file), "rb") as file:
-            file.seek(0)
+        with self._path.open("rb") as file:
             for line in file:
                 if line.endswith(b"\n"):
                     whole += len(line)
@@ -51,7 +51,7 @@ class AnswerFile:
             rest = memoryview(line)
             try:
                 while rest:
-                    rest = rest[os.write(self._file, rest) :]
+                    rest = rest[self._file.write(rest) or 0 :]
             except OSError:
                 self._cut(self._size)
                 raise
@@ -62,11 +62,11 @@ class AnswerFile:
         with self._lock:
             self._is_closed = True
             try:
-                os.fsync(self._file)
+                os.fsync(self._file.fileno())
             finally:
-                os.close(self._file)
+                self._file.close()
 
     def _cut(self, size: int) -> None:
-        if os.fstat(self._file).st_size > size:
-            os.ftruncate(self._file, size)
+        if os.fstat(self._file.fileno()).st_size > size:
+            self._file.truncate(size)
         self._size = size

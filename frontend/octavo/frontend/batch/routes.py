@@ -13,7 +13,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 from octavo.frontend.access.access import tenant_from_headers
-from octavo.frontend.api.body import read_call, unknown_fields_header, unsupported_field
+from octavo.frontend.api.body import read_call, unknown_fields_header
 from octavo.frontend.api.endpoint import Api, caller_of, route
 from octavo.frontend.api.schemas import BodyStruct
 from octavo.frontend.batch.files import INPUT, FileRecord, too_large
@@ -208,12 +208,11 @@ def _window_s(window: str) -> int:
 
 
 def _expiry_s(values: Mapping[str, str], most_s: int) -> int:
-    """Returns for how many seconds an uploaded file is kept. Raises `InvalidRequest`; `Unsupported` for a file that is
-    not for a batch."""
+    """Returns for how many seconds an uploaded file is kept. Raises `InvalidRequest`."""
     if "purpose" not in values:
         raise bad_parameter("purpose", "missing", f"it must be {INPUT}")
     if values["purpose"] != INPUT:
-        raise unsupported_field(f"purpose {values['purpose'][:64]!r}", f"files are for batches alone; use {INPUT}")
+        raise bad_parameter("purpose", repr(values["purpose"][:64]), f"it must be {INPUT}: files are for batches alone")
     seconds = values.get("expires_after[seconds]")
     if seconds is None:
         return most_s
