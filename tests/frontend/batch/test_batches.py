@@ -321,14 +321,16 @@ class TestTenants:
 
 
 async def test_nobody_else_may_read_what_is_kept(
-    config: FrontendConfig, scheduler: FakeScheduler, client: openai.AsyncOpenAI
+    config: FrontendConfig, scheduler: FakeScheduler, client: openai.AsyncOpenAI, eventually: Eventually
 ) -> None:
     await ended(client, await begin(client, jsonl(a_line("a"))))
-    found = list(config.batch_directory.rglob("*"))  # type: ignore[union-attr]
+    directory = config.batch_directory
+    assert directory is not None
+    await eventually(lambda: not list(directory.glob("open/*")))
+    found = list(directory.rglob("*"))
     assert len([path for path in found if path.is_file()]) >= 5
-    for path in (config.batch_directory, *found):
-        mode = stat.S_IMODE(path.stat().st_mode)  # type: ignore[union-attr]
-        assert mode == (0o700 if path.is_dir() else 0o600), path  # type: ignore[union-attr]
+    for path in (directory, *found):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
 
 class TestWithoutADirectory:

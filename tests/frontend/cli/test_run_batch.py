@@ -89,8 +89,7 @@ async def test_bad_lines_are_named_and_nothing_is_sent(scheduler: FakeScheduler,
     assert (scheduler.submitted, (tmp_path / "out.jsonl").exists()) == ([], False)
 
 
-def test_a_server_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("octavo.frontend.cli.run_batch._ATTEMPTS", 2)
+def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
     file = write(tmp_path / "in.jsonl", call("a"))
     arguments = [str(file), "-o", str(tmp_path / "out.jsonl"), "--url", "http://127.0.0.1:1"]
     refused = CliRunner().invoke(run_batch, arguments)

@@ -57,14 +57,15 @@ class AnswerFile:
                 raise
             self._size += len(line)
 
+    def sync(self) -> None:
+        """Returns when all lines are on the disk. Raises `OSError`."""
+        os.fsync(self._file.fileno())
+
     def close(self) -> None:
-        """Closes the file, once it is on the disk. Raises `OSError`."""
+        """Closes the file; what comes late is not written."""
         with self._lock:
             self._is_closed = True
-            try:
-                os.fsync(self._file.fileno())
-            finally:
-                self._file.close()
+            self._file.close()
 
     def _cut(self, size: int) -> None:
         if os.fstat(self._file.fileno()).st_size > size:

@@ -9,7 +9,7 @@ import asyncio
 import enum
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import aclosing, suppress
+from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -182,22 +182,18 @@ class BatchRunner:
                 return
             record = record.at("in_progress", self._clock(), counts=Counts(checked.num_lines))
             await self._save(record)
-        run = _Run(
-            record,
-            folder,
-            await asyncio.to_thread(self._answer_file, record, record.output_file_id),
-            await asyncio.to_thread(self._answer_file, record, record.error_file_id),
-        )
-        self._runs[record.id] = run
-        try:
-            if await self._answer_all(app, run):
-                await self._finalize(run)
-        finally:
-            del self._runs[record.id]
-            for writing in run.writing:
-                writing.cancel()
-            for file in (run.answers, run.failures):
-                await asyncio.to_thread(file.close)
+        with (
+            closing(self._answer_file(record, record.output_file_id)) as answers,
+            closing(self._answer_file(record, record.error_file_id)) as failures,
+        ):
+            run = self._runs[record.id] = _Run(record, folder, answers, failures)
+            try:
+                if await self._answer_all(app, run):
+                    await self._finalize(run)
+            finally:
+                del self._runs[record.id]
+                for writing in run.writing:
+                    writing.cancel()
 
     def _answer_file(self, record: BatchRecord, file_id: str) -> AnswerFile:
         return AnswerFile(self._files.content_path(record.tenant, file_id))
@@ -312,6 +308,8 @@ class BatchRunner:
         await _in_the_end(lambda: asyncio.to_thread(self._publish, run), f"the answers of batch {run.record.id}")
 
     def _publish(self, run: _Run) -> None:
+        for file in (run.answers, run.failures):
+            file.sync()
         record = run.record
         there = {}
         for kind, file_id in (("output", record.output_file_id), ("error", record.error_file_id)):

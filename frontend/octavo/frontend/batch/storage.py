@@ -62,9 +62,11 @@ class Storage:
 
     def _folder(self, tenant: str, kind: str) -> Path:
         # A tenant's name may hold what no name of a folder can.
-        folder = self._root / "tenants" / hashlib.sha256(tenant.encode(errors="surrogatepass")).hexdigest()[:32] / kind
-        folder.mkdir(_FOLDER_MODE, parents=True, exist_ok=True)
-        return folder
+        own = self._root / "tenants" / hashlib.sha256(tenant.encode(errors="surrogatepass")).hexdigest()[:32]
+        for folder in (own, own / kind):
+            # Parents that are made along with a folder do not get its mode.
+            folder.mkdir(_FOLDER_MODE, exist_ok=True)
+        return own / kind
 
     def mark_open(self, batch_id: str, tenant: str) -> None:
         """Notes that a batch is to be worked on. Raises `OSError`."""

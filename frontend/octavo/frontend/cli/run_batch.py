@@ -3,11 +3,13 @@
 import http.client
 import itertools
 import secrets
+import socket
 import ssl
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -62,7 +64,18 @@ class _Caller:
     def __init__(self, server: _Server) -> None:
         self._server = server
         self._own = threading.local()
-        self.stopping = threading.Event()
+        self._connections: list[http.client.HTTPConnection] = []
+        self._stopping = threading.Event()
+
+    def close(self) -> None:
+        """Ends all calls."""
+        self._stopping.set()
+        for connection in self._connections:
+            with suppress(OSError):
+                if connection.sock is not None:
+                    # Whoever waits for an answer there is woken.
+                    connection.sock.shutdown(socket.SHUT_RDWR)
+            connection.close()
 
     def answer(self, line: Line) -> tuple[bytes, bool]:
         """Returns the line of a call's answer, and whether it is one. Raises `_Unreachable`."""
@@ -76,7 +89,7 @@ class _Caller:
             status, content, headers = self._send(line.url, body, request_id)
             if status not in _LATER:
                 break
-            if self.stopping.wait(max(_seconds(headers.get("retry-after")), pause_s)):
+            if self._stopping.wait(max(_seconds(headers.get("retry-after")), pause_s)):
                 raise _Unreachable("it has no room")
             pause_s = min(2 * pause_s, _MOST_PAUSE_S)
         try:
@@ -90,20 +103,26 @@ class _Caller:
     def _send(self, path: str, body: bytes, request_id: str) -> tuple[int, bytes, http.client.HTTPMessage]:
         headers = {**self._server.headers, "content-type": "application/json", "x-request-id": request_id}
         for attempt in range(_ATTEMPTS):
-            connection = getattr(self._own, "connection", None) or self._server.connect()
-            self._own.connection = connection
+            connection = self._connection()
             try:
                 connection.request("POST", self._server.prefix + path, body, headers)
                 response = connection.getresponse()
                 return response.status, response.read(), response.headers
             except (OSError, http.client.HTTPException) as error:
                 connection.close()
-                self._own.connection = None
                 # The server may have closed a connection that was idle; and who comes first is told at once.
-                last = attempt == _ATTEMPTS - 1 or isinstance(error, ssl.SSLError)
-                if last or (attempt and self.stopping.wait(min(_FIRST_PAUSE_S * 2**attempt, _MOST_PAUSE_S))):
+                last = attempt == _ATTEMPTS - 1 or isinstance(error, ssl.SSLError) or self._stopping.is_set()
+                if last or (attempt and self._stopping.wait(min(_FIRST_PAUSE_S * 2**attempt, _MOST_PAUSE_S))):
                     raise _Unreachable(str(error) or type(error).__name__) from error
         raise AssertionError("unreachable")
+
+    def _connection(self) -> http.client.HTTPConnection:
+        """Returns this thread's connection, which opens itself again after it was closed."""
+        if not hasattr(self._own, "connection"):
+            self._own.connection = self._server.connect()
+            self._connections.append(self._own.connection)
+        found: http.client.HTTPConnection = self._own.connection
+        return found
 
 
 @click.command("run-batch")
@@ -129,6 +148,7 @@ def run_batch(
     """
     server = _server(url, ca_certificate, api_key)
     total = _check(file)
+    _reach(server, url)
     try:
         answers = AnswerFile(output)
     except OSError as error:
@@ -138,14 +158,13 @@ def run_batch(
         caller = _Caller(server)
         try:
             failed = _answer_all(caller, file, done, total, concurrency, answers)
+            answers.sync()
         except _Unreachable as error:
             said = f"{url} does not answer: {error}; the same command goes on with what is left"
             raise click.ClickException(said) from error
         except OSError as error:
             said = f"{output} cannot be written: {error.strerror}; the same command goes on with what is left"
             raise click.ClickException(said) from error
-        finally:
-            caller.stopping.set()
     click.echo(
         f"{total} calls: {len(done)} were answered before, {total - len(done)} are now, of which {failed} failed"
     )
@@ -163,6 +182,17 @@ def _server(url: str, ca_certificate: Path | None, api_key: str | None) -> _Serv
         raise click.UsageError(f"{ca_certificate} holds no certificate: {error}") from error
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     return _Server(found.netloc, tls, found.path.rstrip("/").removesuffix("/v1"), headers)
+
+
+def _reach(server: _Server, url: str) -> None:
+    """Raises `click.ClickException` where nothing answers: later, a server that is away may be restarting."""
+    connection = server.connect()
+    try:
+        connection.connect()
+    except OSError as error:
+        raise click.ClickException(f"{url} does not answer: {error}; is the server started?") from error
+    finally:
+        connection.close()
 
 
 def _check(file: Path) -> int:
@@ -192,7 +222,7 @@ def _answer_all(caller: _Caller, file: Path, done: set[str], total: int, concurr
     lines = _lines(file, done)
     with (
         ThreadPoolExecutor(concurrency) as threads,
-        click.progressbar(length=total, label="calls", file=click.get_text_stream("stderr")) as bar,
+        click.progressbar(length=total, label="calls", file=sys.stderr) as bar,
     ):
         bar.update(len(done))
         running: set[Future[tuple[bytes, bool]]] = set()
@@ -207,8 +237,8 @@ def _answer_all(caller: _Caller, file: Path, done: set[str], total: int, concurr
                     failed += not is_fine
                     bar.update(1)
         finally:
-            caller.stopping.set()
-            threads.shutdown(wait=False, cancel_futures=True)
+            caller.close()
+            threads.shutdown(cancel_futures=True)
     return failed
 
 
