@@ -14,7 +14,7 @@ _APIS = {
     "chat": ("/v1/chat/completions", _DONE),
     "messages": ("/v1/messages", b'data: {"type":"message_stop"}\n\n'),
     # The last event holds the whole answer; this is the end of the body.
-    "responses": ("/v1/responses", b"\r\n0\r\n\r\n"),
+    "responses": ("/v1/responses", b"0\r\n\r\n"),
 }
 
 
