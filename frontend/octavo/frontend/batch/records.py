@@ -151,7 +151,7 @@ class Records:
         found = [record for path in paths if (record := read_record(path, BatchRecord))]
         return sorted(found, key=lambda record: (record.created_at, record.id), reverse=True)
 
-    def save(self, record: BatchRecord) -> None:
+    def note(self, record: BatchRecord) -> None:
         """Writes what is known of a batch now."""
         write_record(self.folder(record.tenant, record.id) / _RECORD, record)
         if record.is_over:

@@ -162,7 +162,7 @@ class BatchRunner:
             # What another frontend has done of it meanwhile is there by now.
             record = await asyncio.to_thread(self._records.get, tenant, batch_id)
             if record.is_over:
-                await self._save(record)
+                await self._note(record)
             else:
                 await self._carry_out(app, record, folder)
         except NotFound:
@@ -178,10 +178,10 @@ class BatchRunner:
         if record.status == "validating":
             checked = await asyncio.to_thread(check_input, folder / INPUT, record.endpoint)
             if checked.errors:
-                await self._save(record.at("failed", self._clock(), errors=checked.errors))
+                await self._note(record.at("failed", self._clock(), errors=checked.errors))
                 return
             record = record.at("in_progress", self._clock(), counts=Counts(checked.num_lines))
-            await self._save(record)
+            await self._note(record)
         with (
             closing(self._answer_file(record, record.output_file_id)) as answers,
             closing(self._answer_file(record, record.error_file_id)) as failures,
@@ -198,8 +198,8 @@ class BatchRunner:
     def _answer_file(self, record: BatchRecord, file_id: str) -> AnswerFile:
         return AnswerFile(self._files.content_path(record.tenant, file_id))
 
-    async def _save(self, record: BatchRecord) -> None:
-        await asyncio.to_thread(self._records.save, record)
+    async def _note(self, record: BatchRecord) -> None:
+        await asyncio.to_thread(self._records.note, record)
 
     async def _answer_all(self, app: ASGIApp, run: _Run) -> bool:
         """Has all calls answered that are not yet, or given up where the batch is to end. Returns False where this
@@ -225,7 +225,7 @@ class BatchRunner:
                 return not self._stopping or run.record.counts.total == _answered(run.record.counts)
         if run.ending is _Ending.CANCELLED:
             run.record = run.record.at("cancelling", self._clock())
-            await self._save(run.record)
+            await self._note(run.record)
         done = await self._note_done(run)
         await self._give_up(run, done)
         return True
@@ -292,7 +292,7 @@ class BatchRunner:
         if now - run.noted_at >= _NOTE_S:
             run.noted_at = now
             with suppress(OSError):
-                await self._save(run.record)
+                await self._note(run.record)
 
     async def _give_up(self, run: _Run, done: set[str]) -> None:
         """Writes of each call without an answer why it has none."""
@@ -304,7 +304,7 @@ class BatchRunner:
 
     async def _finalize(self, run: _Run) -> None:
         run.record = run.record.at("finalizing", self._clock())
-        await self._save(run.record)
+        await self._note(run.record)
         await _in_the_end(lambda: asyncio.to_thread(self._publish, run), f"the answers of batch {run.record.id}")
 
     def _publish(self, run: _Run) -> None:
@@ -322,7 +322,7 @@ class BatchRunner:
                 path.unlink(missing_ok=True)
         status = run.ending.value if run.ending else "completed"
         run.record = record.at(status, self._clock(), has_output=there["output"], has_errors=there["error"])
-        self._records.save(run.record)
+        self._records.note(run.record)
 
     def _sweep(self) -> None:
         self._files.sweep()
