@@ -155,7 +155,7 @@ class FrontendServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._probes)
         if config.health_address:
             _bind(self._probes, config.health_address, None)
-        self._batches = BatchService(config) if config.batch_directory and config.http_listen else None
+        self._batches = BatchService(config) if config.batch_directory else None
         self._app = build_app(self.generation, access, config, self._batches)
         bounded_app = BodyBound(self._app, Bodies())
         app: ASGIApp = AccessMiddleware(bounded_app, access, public_metrics=config.public_load_metrics)
