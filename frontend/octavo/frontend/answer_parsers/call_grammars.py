@@ -318,7 +318,8 @@ def _redirected(schema: Any) -> Any:
     """Returns a schema whose references to that of all arguments name the definition that this is for one argument."""
     if isinstance(schema, dict):
         found = {key: _redirected(value) for key, value in schema.items()}
-        if _is_of_root(reference := schema.get("$ref")):
+        reference = schema.get("$ref")
+        if isinstance(reference, str) and _is_of_root(reference):
             found["$ref"] = f"#/$defs/{_ROOT}{reference[1:]}"
         return found
     return list(map(_redirected, schema)) if isinstance(schema, list) else schema

@@ -138,12 +138,15 @@ class BatchRunner:
             return
         for batch_id, tenant in await asyncio.to_thread(self._records.open_batches):
             if (run := self._runs.get(batch_id)) is not None:
-                if not run.ending and await asyncio.to_thread(self._records.cancelled_at, run.record):
+                if await asyncio.to_thread(self._records.cancelled_at, run.record) is not None:
                     run.end(_Ending.CANCELLED)
             elif batch_id not in self._tasks:
                 task = asyncio.create_task(self._work(app, tenant, batch_id))
                 self._tasks[batch_id] = task
-                task.add_done_callback(lambda _, batch_id=batch_id: self._tasks.pop(batch_id, None))
+                task.add_done_callback(partial(self._forget, batch_id))
+
+    def _forget(self, batch_id: str, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(batch_id, None)
 
     async def _work(self, app: ASGIApp, tenant: str, batch_id: str) -> None:
         try:
@@ -204,7 +207,7 @@ class BatchRunner:
     async def _answer_all(self, app: ASGIApp, run: _Run) -> bool:
         """Has all calls answered that are not yet, or given up where the batch is to end. Returns False where this
         frontend is about to end before that."""
-        if await asyncio.to_thread(self._records.cancelled_at, run.record):
+        if await asyncio.to_thread(self._records.cancelled_at, run.record) is not None:
             run.end(_Ending.CANCELLED)
         done = await self._note_done(run)
         if not run.ending:
