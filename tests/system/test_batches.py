@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from octavo.testbed.credentials import bearer, write_keys
 from octavo.testbed.stack import Stack
 
 from .conftest import StartStack
@@ -58,11 +59,11 @@ def test_a_batch_outlives_its_frontend_and_answers_each_call_once(new_stack: Sta
     stack.wait_idle()
 
 
-def test_an_answer_says_how_much_was_cached_and_why_no_more(new_stack: StartStack) -> None:
-    stack = new_stack().start_all()
-    headers = {"x-octavo-explain": "cache"}
+def test_an_answer_says_how_much_was_cached_and_why_no_more(new_stack: StartStack, tmp_path: Path) -> None:
+    stack = new_stack(OCTAVO_API_KEYS=str(write_keys(tmp_path / "keys.json"))).start_all()
 
-    def ask(end: str, **fields: object) -> tuple[str, dict[str, Any]]:
+    def ask(end: str, tenant: str = "alice", **fields: object) -> tuple[str, dict[str, Any]]:
+        headers = {"x-octavo-explain": "cache", "authorization": bearer(tenant)}
         body = {**CALL, "prompt": BEGINNING + end, "max_tokens": 4, **fields}
         with stack.http() as http:
             answer = http.post("/v1/completions", json=body, headers=headers)
@@ -71,12 +72,16 @@ def test_an_answer_says_how_much_was_cached_and_why_no_more(new_stack: StartStac
         assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == found
         return answer.headers["x-octavo-cached-tokens"], cache
 
-    cached, first = ask("and end here.")
+    cached, first = ask("and end " + "here, " * 10)
     assert (cached, first["reason"]) == ("0", "unknown")
-    cached, second = ask("and end there.")
+    cached, second = ask("and end " + "there, " * 10)
     assert int(cached) > 0
     differs = len((BEGINNING + "and end ").encode())
     # A token is a byte, and a token of its own may come before.
     assert (second["reason"], second["position"] in (differs, differs + 1)) == ("differs", True)
-    cached, salted = ask("and end here.", cache_salt="another")
+    cached, salted = ask("and end " + "here, " * 10, cache_salt="another")
     assert (cached, salted["reason"]) == ("0", "other_salt")
+    # What alice has sent is nothing to bob, nor to a gateway that may speak for her.
+    for other in ("bob", "gateway"):
+        cached, told = ask("and end " + "there, " * 10, other)
+        assert (cached, told["reason"], told["token"], told["other_token"]) == ("0", "unknown", None, None)

@@ -15,7 +15,6 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.frontend.access.access import tenant_from_headers
 from octavo.frontend.api.endpoint import Api, Handler, caller_of, lookups_of
 from octavo.frontend.errors import NotFound, Overloaded, Reason, ServiceError, Unavailable, bad_parameter
 from octavo.frontend.http.errors import error_object
@@ -206,8 +205,8 @@ async def _lookup(request: Request, listed: Listing | None, explainer: Explainer
     try:
         if listed is None:
             raise unreachable()
-        asker = tenant_from_headers(request.headers, caller_of(request))
-        for each in await explainer.explain(listed.request_id, asker):
+        # Whoever calls without a key, or speaks for another tenant, is told what a prefix hit would tell.
+        for each in await explainer.explain(listed.request_id, caller_of(request).tenant):
             if each.status.frontend_id == listed.frontend_id and each.HasField("cache"):
                 return cache_object(each.cache)
         raise unreachable()
