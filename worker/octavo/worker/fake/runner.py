@@ -318,7 +318,6 @@ class FakeRunner:
         self._cache.move(moves)
         for item in items:
             self._write(item)
-            self._gather(item)
         written = time.monotonic_ns()
         if self._step_s:
             time.sleep(self._step_s)
@@ -345,6 +344,7 @@ class FakeRunner:
     def _choose(self, items: list[WorkItem]) -> FakeChoices:
         chosen = FakeChoices()
         for item in items:
+            self._gather(item)
             for sequence in item.choosers:
                 if sequence.pooling is not None:
                     chosen.pooled.append(self._pooled(item))
