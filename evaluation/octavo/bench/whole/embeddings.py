@@ -58,7 +58,7 @@ class TextLoad:
 
 
 # Titles and queries; and passages of as many tokens as all-MiniLM-L6-v2 takes.
-LOADS: Final = (TextLoad("short texts", 1024, 4, 16), TextLoad("256 tokens", 128, 300, 300))
+LOADS: Final = (TextLoad("short texts", 512, 4, 16), TextLoad("256 tokens", 64, 300, 300))
 
 
 @dataclass
@@ -144,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--peer", required=True, type=Path, help="the Python that has sentence-transformers")
     parser.add_argument("--model", help="a model of sentence-transformers; the peer's package where left out")
     parser.add_argument("--threads", type=int, default=available_cores())
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
         "--loads", nargs="+", choices=[load.name for load in LOADS], default=[each.name for each in LOADS]
     )
