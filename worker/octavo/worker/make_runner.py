@@ -12,7 +12,7 @@ import click
 from octavo.runtime.models.directory import ModelDirectoryError, model_name, resolve_model
 from octavo.worker.config import WorkerConfig
 from octavo.worker.health import Liveness
-from octavo.worker.model_settings import DEFAULT_FAKE_BLOCKS
+from octavo.worker.model_settings import DEFAULT_FAKE_BLOCKS, ModelSettings
 from octavo.worker.models.encoders.families import is_encoder
 from octavo.worker.process import available_cores
 from octavo.worker.runner import DeviceLostError, Runner
@@ -208,7 +208,7 @@ def _make_model_runner(config: WorkerConfig, directory: Path, draft: Path | None
     from octavo.worker.step.model_runner import ModelRunner, ModelRunnerError
     from octavo.worker.tensor_parallel.group import SINGLE
 
-    settings = replace(config, threads=config.threads or _usual_threads(config.ranks_here))
+    settings: ModelSettings = replace(config, threads=config.threads or _usual_threads(config.ranks_here))
     try:
         pooling = decoder_pooling(directory, config.pooling)
         settings = pooling_settings(settings, pooling)

@@ -52,7 +52,7 @@ class PoolingExecutor(Executor):
         batch = replace(batch, logit_rows=LogitRows(_last_rows(items, counts), 0, [], [], [], []))
         step = self.paged_step(batch)
         prepared = self._now()
-        states = self._model.forward(batch, step).float().split(counts)
+        states = self._model.forward(batch, step).float().split_with_sizes(counts)
         computed = self._now()
         pooled, failed = self._pool(items, texts, states)
         times = StepTimes((prepared - began) // 1000, (computed - prepared) // 1000, (self._now() - computed) // 1000)
