@@ -13,7 +13,7 @@ from octavo.worker.loading.load_format import open_weights
 from octavo.worker.model_settings import ModelSettings
 from octavo.worker.models.config import read_config
 from octavo.worker.models.config_file import ModelConfigError, UnsupportedSetting
-from octavo.worker.models.encoders.families import has_classes
+from octavo.worker.models.encoders.families import classifies
 from octavo.worker.models.linear import obstacle_to_quantized
 from octavo.worker.models.llama import LlamaModel
 from octavo.worker.pooling.gathering import LAST
@@ -37,10 +37,10 @@ def decoder_pooling(directory: Path, asked: str) -> DecoderPooling | None:
     """
     if asked == "none":
         return None
-    keys = _read(directory / "config.json")
-    classifies = asked == "auto" and has_classes(keys.get("architectures") or [])
-    if not (classifies or asked in NAMED_MODES or has_sentence_files(directory)):
+    scores = asked == "auto" and classifies(directory)
+    if not (scores or asked in NAMED_MODES or has_sentence_files(directory)):
         return None
+    keys = _read(directory / "config.json")
     if keys.get("is_causal") is False:
         raise UnsupportedSetting(
             f"{directory} has is_causal = false: a decoder that attends to both sides is not served"
@@ -50,7 +50,7 @@ def decoder_pooling(directory: Path, asked: str) -> DecoderPooling | None:
             f"{directory} has code of its own, which Octavo does not run, and which may attend to both sides: if it"
             f" does not, say so by naming the pooling: --pooling {'|'.join(NAMED_MODES)}"
         )
-    if classifies:
+    if scores:
         # transformers' own number of classes where config.json says nothing.
         count = len(keys.get("id2label") or ()) or keys.get("num_labels") or 2
         return DecoderPooling(PoolingTask.CLASSIFY, SentencePooling((LAST,)), count)
