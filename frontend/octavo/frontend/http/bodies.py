@@ -6,7 +6,7 @@ oldest body of the client that sends most gives way: a client that sends without
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -95,7 +95,7 @@ class Bodies:
             del self._of_client[body.client]
 
 
-def is_upload(scope: Scope) -> bool:
+def is_upload(scope: Mapping[str, object]) -> bool:
     """Tells whether the body of a call goes to the disk as it comes, however large it is, and is not held."""
     return scope["type"] == "http" and scope["method"] == "POST" and scope["path"] == UPLOADS
 
