@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ import zmq
 
 from octavo.runtime.process.gc_tuning import collect_seldom
 from octavo.runtime.process.huge_pages import use_huge_pages
+from octavo.runtime.process.orphans import end_with_parent
 from octavo.runtime.transport.arrivals import Arrivals
 from octavo.runtime.transport.messages import receive, send, send_to
 from octavo.runtime.transport.sockets import bind_router, connect_dealer
@@ -173,6 +175,7 @@ def _work(setup: FloorSetup) -> None:
 
 def main() -> None:
     role, setup = sys.argv[1], FloorSetup(**json.loads(sys.argv[2]))
+    end_with_parent(os.getppid())
     collect_seldom()
     if role == "worker":
         _work(setup)
