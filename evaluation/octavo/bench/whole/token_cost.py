@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from octavo.bench.frontend import grpc_load, sse_load
-from octavo.bench.frontend.load import Receipts, StreamLoad
+from octavo.bench.frontend.load import Receipts, StreamLoad, check
 from octavo.bench.frontend.processes import Frontend, Line, plain_tokens
 from octavo.bench.measurement import process_cpu_s, thread_cpu_s, wake_ups
 from octavo.bench.table import keep, table
@@ -121,7 +121,7 @@ class _Measured(contextlib.ExitStack, abc.ABC):
 
     @abc.abstractmethod
     def _apply(self, load: TokenLoad, tokens: int) -> list[Receipts]:
-        """Reads streams of `tokens` tokens until they end."""
+        """Reads streams of `tokens` tokens until they end. Raises `RuntimeError` if others come."""
 
     @abc.abstractmethod
     def _spent(self) -> _Spent: ...
@@ -150,7 +150,8 @@ class Floor(_Measured):
         return self
 
     def _apply(self, load: TokenLoad, tokens: int) -> list[Receipts]:
-        return grpc_load.load(StreamLoad(self._port, load.streams, tokens, _PROMPT))
+        asked = StreamLoad(self._port, load.streams, tokens, _PROMPT)
+        return check(asked, grpc_load.load(asked))
 
     def _spent(self) -> _Spent:
         scheduler, frontend = (self._lines[role].process.pid for role in ("scheduler", "frontend"))
@@ -179,12 +180,10 @@ class Cell(_Measured):
         return self
 
     def _apply(self, load: TokenLoad, tokens: int) -> list[Receipts]:
-        frontend, tokens_of_words = self._frontend, self._tokens
-        if load.interface == "gRPC":
-            return grpc_load.load(StreamLoad(frontend.grpc_port, load.streams, tokens, _PROMPT, among=tokens_of_words))
-        return sse_load.load(
-            StreamLoad(frontend.http_port, load.streams, tokens, _PROMPT, api=load.interface, among=tokens_of_words)
-        )
+        over_grpc, frontend = load.interface == "gRPC", self._frontend
+        port, api = (frontend.grpc_port, "") if over_grpc else (frontend.http_port, load.interface)
+        asked = StreamLoad(port, load.streams, tokens, _PROMPT, api=api, among=self._tokens)
+        return check(asked, (grpc_load if over_grpc else sse_load).load(asked))
 
     def _spent(self) -> _Spent:
         scheduler, worker = (self._stack.processes[name].pid for name in ("scheduler", "worker-0"))

@@ -90,7 +90,11 @@ class _Scheduler:
     def _begin(self, frames: list[bytes]) -> None:
         self.frontend, length = frames
         self.lengths.append(int(length))
-        if len(self.lengths) == self.setup.streams:
+        self._start()
+
+    def _start(self) -> None:
+        """Sends the first plan, once all streams and the worker are there."""
+        if self.worker and len(self.lengths) == self.setup.streams:
             self.steps_left = self.lengths[0]
             self.lengths.clear()
             send_to(self.to_workers, self.worker, self.plan)
@@ -98,6 +102,7 @@ class _Scheduler:
     def _go_on(self, frames: list[bytes]) -> None:
         self.worker, result = frames
         if result == _HELLO:
+            self._start()
             return
         self.steps_left -= 1
         if self.steps_left:
@@ -128,6 +133,8 @@ class _Frontend:
 
     async def run(self) -> None:
         self.socket = connect_dealer(self.context, self.setup.frontends)
+        # Who calls before the scheduler is there would be turned away.
+        self.socket.poll(flags=zmq.POLLOUT)
         self.arrivals = Arrivals(self._turn, [self.socket])
         server = grpc.aio.server()
         method = grpc.unary_stream_rpc_method_handler(self._generate)
