@@ -9,7 +9,8 @@ import argparse
 import random
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -80,9 +81,11 @@ def measure(case: str, lengths: Sequence[int], rounds: int) -> list[CopyRow]:
         stack.start_all(len(WORKERS))
         stack.wait_for(lambda: len(stack.load().workers) == len(WORKERS), 60.0)
         for worker in WORKERS:
+            stack.admin.CordonWorker(pb.CordonWorkerRequest(worker_id=worker))
+        for worker in WORKERS:
             # What comes first has more to do.
-            _take_alone(stack, worker)
-            first_token(stack, prompts.choices(range(_NUM_IDS), k=64))
+            with _alone(stack, worker):
+                first_token(stack, prompts.choices(range(_NUM_IDS), k=64))
         return [_measured(stack, case, length, rounds, prompts) for length in lengths]
 
 
@@ -92,25 +95,23 @@ def _measured(stack: Stack, case: str, length: int, rounds: int, prompts: random
         prompt = prompts.choices(range(_NUM_IDS), k=length)
         # Each way in turn.
         source, target = WORKERS[number % 2], WORKERS[1 - number % 2]
-        _take_alone(stack, source)
-        first.append(first_token(stack, prompt)[0])
-        stack.wait_idle()
-        _take_alone(stack, target)
-        seconds, num_found = first_token(stack, prompt)
-        other.append(seconds)
-        found.append(num_found)
-        again.append(first_token(stack, prompt)[0])
-        stack.wait_idle()
+        with _alone(stack, source):
+            first.append(first_token(stack, prompt)[0])
+        with _alone(stack, target):
+            seconds, num_found = first_token(stack, prompt)
+            other.append(seconds)
+            found.append(num_found)
+            again.append(first_token(stack, prompt)[0])
     return CopyRow(case, length, median(first), median(other), median(again), min(found))
 
 
-def _take_alone(stack: Stack, worker_id: str) -> None:
-    """Lets one worker alone take new requests."""
-    for each in WORKERS:
-        if each == worker_id:
-            stack.admin.ReadmitWorker(pb.ReadmitWorkerRequest(worker_id=each))
-        else:
-            stack.admin.CordonWorker(pb.CordonWorkerRequest(worker_id=each))
+@contextmanager
+def _alone(stack: Stack, worker_id: str) -> Iterator[None]:
+    """Lets one of the workers take new requests, until all is done."""
+    stack.admin.ReadmitWorker(pb.ReadmitWorkerRequest(worker_id=worker_id))
+    yield
+    stack.wait_idle()
+    stack.admin.CordonWorker(pb.CordonWorkerRequest(worker_id=worker_id))
 
 
 if __name__ == "__main__":
