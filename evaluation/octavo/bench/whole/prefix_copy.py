@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measure(case: str, lengths: Sequence[int], rounds: int) -> list[CopyRow]:
+def measure(case: str, lengths: Sequence[int], rounds: int) -> Iterator[CopyRow]:
     """Runs one case on processes of its own."""
     prompts = random.Random(0)
     with (
@@ -86,7 +86,8 @@ def measure(case: str, lengths: Sequence[int], rounds: int) -> list[CopyRow]:
             # What comes first has more to do.
             with _alone(stack, worker):
                 first_token(stack, prompts.choices(range(_NUM_IDS), k=64))
-        return [_measured(stack, case, length, rounds, prompts) for length in lengths]
+        for length in lengths:
+            yield _measured(stack, case, length, rounds, prompts)
 
 
 def _measured(stack: Stack, case: str, length: int, rounds: int, prompts: random.Random) -> CopyRow:
