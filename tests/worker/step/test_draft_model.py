@@ -202,10 +202,10 @@ class TestBlocks:
         """What is read from a disk, or another worker, and found there."""
         runner, first = steps.runner, steps.begin(1, PROMPT, [4, 5, 6, 7])
         steps.step((first, 1 if is_awake else 0))
-        contents = [b"".join(parts) for parts in runner.read_blocks([4, 5]).blocks()]
+        contents = [bytearray(b"".join(parts)) for parts in runner.read_blocks([4, 5]).blocks()]
         copied = runner.peek_blocks([4, 5], in_cpu=False)
         assert copied is not None
-        assert [bytes(each) for each in copied] == contents
+        assert [bytearray(each) for each in copied] == contents
         for cpu_block, content in enumerate(contents):
             runner.fill_cpu_block(cpu_block, content)
         runner.execute(moves(swap_in=[(0, 20), (1, 21)]), [])

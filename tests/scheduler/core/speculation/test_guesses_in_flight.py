@@ -1,5 +1,5 @@
-"""Requests with guesses in flight are moved, mirrored, copied from and lost: tokens are those of plain decoding, nothing
-but what was right is found by anybody, and no block leaks."""
+"""Requests with guesses in flight are moved, mirrored, copied from and lost: tokens are those of plain decoding, what is
+found by others is what was right, and no block leaks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -342,11 +342,13 @@ class TestCopies:
         cluster.pulls_answer = False
         cluster.submit(again)
         cluster.schedule()
-        lent = set(kv_of(cluster).lent_block_ids)
+        peers = kv_of(cluster).peers
+        assert peers is not None
+        lent = set(peers.lent)
         assert lent
         while "r" in cluster.groups:
             cluster.step()
-            assert lent <= set(kv_of(cluster).lent_block_ids)
+            assert lent == set(peers.lent)
         cluster.pulls_answer = True
         finish(cluster, request(), again)
 

@@ -279,9 +279,7 @@ class ModelRunner:
         """Returns the least `number` of all ranks."""
         return min(self._group.exchange(number))
 
-    def _make_executor(
-        self, followers: Followers, draft_model: DraftModel | None
-    ) -> "Executor | GpuExecutor":
+    def _make_executor(self, followers: Followers, draft_model: DraftModel | None) -> "Executor | GpuExecutor":
         if self._paging.attention.name != "triton" or self._group.size > 1:
             return Executor(self.paged_model, self._paging, self.grammars, followers, draft_model)
         from octavo.worker.gpu.executor import GpuExecutor
