@@ -1,5 +1,5 @@
-"""Requests with guesses in flight are moved, mirrored, copied from and lost: tokens are those of plain decoding, what is
-found by others is what was right, and no block leaks."""
+"""Requests with guesses in flight are moved, mirrored, copied from and lost: tokens are those of plain decoding, others
+find what was right and nothing else, and no block leaks."""
 
 from collections.abc import Callable
 from typing import Any
