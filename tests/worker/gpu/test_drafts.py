@@ -108,9 +108,15 @@ def test_short_drafts_are_computed_as_further_decodes_of_a_captured_step(
     params = sampling(max_tokens=40, logprobs=1)
     asked = [Asked([3, 1, 4, 1, 5], params), Asked([2, 7], params)]
     right = {place: answer.token_ids for place, answer in DraftedRun(plain, asked, Random(0)).run().items()}
-    graphs, sizes = runner.executor._graphs, list[int]()  # type: ignore[union-attr]
+    assert isinstance(runner.executor, GpuExecutor)
+    graphs, sizes = runner.executor._graphs, list[int]()
     replay = graphs.replay
-    monkeypatch.setattr(graphs, "replay", lambda size: (sizes.append(size), replay(size))[1])
+
+    def counted(size: int) -> Any:
+        sizes.append(size)
+        return replay(size)
+
+    monkeypatch.setattr(graphs, "replay", counted)
     sequences = new_sequences(runner, [each.prompt for each in asked], 40, params)
     told: list[list[int]] = [[], []]
 

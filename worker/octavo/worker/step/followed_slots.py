@@ -25,10 +25,9 @@ class FollowedSlots:
 
     def __init__(self, num_blocks: int, num_cpu_blocks: int, block_size: int) -> None:
         self._block_size = block_size
-        self._counts, self._cpu_counts = (np.zeros(count, dtype=np.uint16) for count in (num_blocks, num_cpu_blocks))
-        self._rows, self._cpu_rows = (
-            torch.from_numpy(counts.view(np.uint8)).view(-1, _NUM_BYTES) for counts in (self._counts, self._cpu_counts)
-        )
+        self._counts: Counts = np.zeros(num_blocks, dtype=np.uint16)
+        self._cpu_counts: Counts = np.zeros(num_cpu_blocks, dtype=np.uint16)
+        self._rows, self._cpu_rows = _bytes(self._counts), _bytes(self._cpu_counts)
 
     def move(self, moves: BlockMoves) -> None:
         """Moves counts as their blocks are moved."""
@@ -82,6 +81,11 @@ class FollowedSlots:
     def is_finite(self, content: Tensor) -> bool:
         """Tells whether a count is a finite number, which all are."""
         return True
+
+
+def _bytes(counts: Counts) -> Tensor:
+    """Returns the bytes of each count, [blocks, bytes] uint8, which stay those of the counts."""
+    return torch.from_numpy(counts.view(np.uint8)).view(-1, _NUM_BYTES)
 
 
 def _move(source: Counts, target: Counts, moves: Iterable[BlockMove]) -> None:
