@@ -220,7 +220,7 @@ class Replica:
             self.stats.add(step, result)
             if step.is_alone and step.num_tokens and self.prices.is_known:
                 self.prices.answered_alone(seconds, result.times)
-            if step.proposals:
+            if step.proposals and not step.prefills:
                 self.asking.answered(len(step.proposals), max(step.proposals.values()), result.times.propose_us)
             if step.num_tokens and not step.prefills and self.prices.is_known:
                 self.prices.answered(step.num_tokens - step.num_guesses, step.num_tokens, result.times)

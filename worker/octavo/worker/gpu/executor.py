@@ -31,6 +31,8 @@ from octavo.worker.step.kv_cache import KVCache
 
 # A context of so many tokens before a small chunk is split between programs.
 _CONTEXT = 1024
+# A last token and guesses of at most so many rows are replayed: there each row reads all of its context for itself.
+_MOST_REPLAYED = 8
 
 
 logger = logging.getLogger(__name__)
@@ -62,7 +64,8 @@ def _item(paging: Paging, start: int, num_tokens: int) -> WorkItem:
 
 
 class GpuExecutor:
-    """Runs steps of `model` over the blocks of `cache`, decode steps as CUDA graphs.
+    """Runs steps of `model` over the blocks of `cache`, decode steps as CUDA graphs, with short drafts too: a row of a
+    draft is one more decode to a graph, of a sequence that has the same table and is longer by a token.
 
     `launch` waits for the device only for swaps that the step depends on and for prompt logprobs. A step that finds no
     memory is computed without drafts, and then in halves.
@@ -184,11 +187,16 @@ class GpuExecutor:
 
     def _prepared(self, items: list[WorkItem], wanted: LogitRows) -> Callable[[], _Computed]:
         """Queues the inputs of `items` and returns the function that computes them."""
-        if _num_tokens(items) == len(items) <= self._graphs.largest and not wanted.prompt_spans:
-            size = self._graphs.padded(len(items))
+        if self._may_replay(items) and not wanted.prompt_spans:
+            size = self._graphs.padded(_num_tokens(items))
             self._inputs.fill(items, size)
             return partial(self._replay, size, wanted)
         return partial(self._forward, self._inputs.step(items, wanted.rows), wanted)
+
+    def _may_replay(self, items: list[WorkItem]) -> bool:
+        """Tells whether a graph computes `items`: one token each, and what is guessed to follow."""
+        decodes = all(item.num_known == 1 and item.num_tokens <= _MOST_REPLAYED for item in items)
+        return decodes and _num_tokens(items) <= self._graphs.largest
 
     def _replay(self, size: int, wanted: LogitRows) -> _Computed:
         hidden, logits = self._graphs.replay(size)

@@ -127,7 +127,7 @@ class StepInputs:
     def decode_step(self, size: int) -> PagedStep:
         """Returns the step over the first `size` places of the buffers, whatever these hold when it is computed.
 
-        It computes one token of each of `size` sequences, and the hidden states of all of them are wanted.
+        It computes one token of each of `size` sequences, or rows of fewer ones; the hidden states of all are wanted.
         """
         return self._step(
             self._input_ids[:size],
@@ -143,7 +143,8 @@ class StepInputs:
         )
 
     def fill(self, items: list[WorkItem], size: int) -> None:
-        """Puts `items` of one token each into the first places of the buffers, and padding into the rest of `size`."""
+        """Puts `items`, each token as if it were that of a sequence of its own, into the first places of the buffers,
+        and padding into the rest of `size`."""
         tokens, positions, rows = upload(self._numbers(items), self._paging.device)
         prepare(
             tokens,

@@ -22,7 +22,7 @@ from octavo.worker.tensor_parallel.leader import NO_FOLLOWERS, Followers
 
 class Executor:
     """Runs the steps of `model`. If other ranks share it, they are sent each step through `followers`. A `draft_model`
-    follows each step, and makes its proposals."""
+    makes the proposals of steps, and follows them meanwhile."""
 
     def __init__(
         self,

@@ -145,7 +145,7 @@ class KVCache:
             self._blocks = _device_blocks(layout.shape(num_blocks, heads_first=heads_first), layout.dtype, device)
         with _room_for(layout, num_cpu_blocks, torch.device("cpu"), "--swap-memory"):
             cpu_blocks = _cpu_blocks(layout.shape(num_cpu_blocks, heads_first=heads_first), layout.dtype, device)
-        self.num_cpu_blocks = len(cpu_blocks)
+        self.num_blocks, self.num_cpu_blocks = num_blocks, len(cpu_blocks)
         self.layout = layout
         self._rows, self._cpu_rows = _rows(self._blocks), _rows(cpu_blocks)
         self._mover = block_mover(self._blocks, cpu_blocks)
@@ -173,6 +173,10 @@ class KVCache:
         if len(block_ids):
             self._mover.before_writing_any()
             self._blocks.index_fill_(0, block_ids, 0)
+
+    @property
+    def bytes_per_block(self) -> int:
+        return self.layout.bytes_per_block
 
     @property
     def is_here(self) -> bool:

@@ -135,9 +135,11 @@ class ModelRunner:
             self._make_cache(choice)
             self.grammars = Grammars(directory)
             self.paged_model = PagedModel(self._model, self._kv_cache, self._paging)
-            self._caches = [self._kv_cache]
-            self.executor = self._make_executor(followers)
-            self._bytes = BlockBytes(self._caches)
+            draft_model = self._make_draft_model()
+            self.executor = self._make_executor(followers, draft_model)
+            self._bytes = BlockBytes([self._kv_cache])
+            if draft_model is not None:
+                self._bytes = BlockBytes([self._kv_cache, draft_model.cache], draft_model.followed)
         self.kernels = kernel_path(choice, self._model)
         self.kv_bytes_per_token = self._block_bytes * len(self.kv_groups) // self.block_size
         self.kv_cache_dtype = str(self._layout.dtype).removeprefix("torch.")
@@ -231,7 +233,6 @@ class ModelRunner:
             return None
         layout = self._draft.placed.layout
         cache = KVCache(layout, num_blocks=self.num_blocks, num_cpu_blocks=self.num_cpu_blocks, device=self._device)
-        self._caches.append(cache)
         return DraftModel(
             self._draft.model, self._draft.choice.attention, self._draft.placed, cache, self._paging, self.grammars
         )
@@ -291,11 +292,11 @@ class ModelRunner:
         """Returns the least `number` of all ranks."""
         return min(self._group.exchange(number))
 
-    def _make_executor(self, followers: Followers) -> "Executor | GpuExecutor":
+    def _make_executor(self, followers: Followers, draft_model: DraftModel | None) -> "Executor | GpuExecutor":
         if self._head is not None:
             return PoolingExecutor(self.paged_model, self._paging, self.grammars, self._head)
         if self._paging.attention.name != "triton" or self._group.size > 1:
-            return Executor(self.paged_model, self._paging, self.grammars, followers, self._make_draft_model())
+            return Executor(self.paged_model, self._paging, self.grammars, followers, draft_model)
         from octavo.worker.gpu.executor import GpuExecutor
 
         return GpuExecutor(self._model, self._kv_cache, self._paging, self.grammars, self._settings)
