@@ -12,7 +12,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaFo
 
 from octavo.kernels.quantize import quantize
 from octavo.kernels.quantized import FORMATS
-from octavo.testbed.models import generate, last_logits
+from octavo.testbed.models import generate, new_sequences, next_item, transformers_greedy
 from octavo.testing.depth import deep
 from octavo.testing.gpu_runner import DEVICE, gpu_runner
 from octavo.testing.interpreter import order_dots
@@ -25,7 +25,9 @@ from octavo.worker.models.fused import FusedLlama
 from octavo.worker.models.linear import GatedLinear, Linear, LinearKind
 from octavo.worker.models.transformers.linear import QuantizedLinearModule
 from octavo.worker.models.transformers.model import TransformersModel
+from octavo.worker.step.executor import Executor
 from octavo.worker.step.model_runner import ModelRunner
+from octavo.worker.tensor_parallel.leader import NO_FOLLOWERS
 
 PROMPT = [(5 + 7 * place) % 300 for place in range(20)]
 SIZES: dict[str, Any] = {
@@ -47,9 +49,13 @@ TOLERANCE, FLOAT8_TOLERANCE = 1e-4, 0.06
 
 def error(runner: ModelRunner, model: Any) -> float:
     """How far logits are from those of transformers' model, of their size."""
+    [sequence] = new_sequences(runner, [PROMPT], 0)
+    executor = Executor(runner.paged_model, runner._paging, runner.grammars, NO_FOLLOWERS)
+    step = executor.paged_step(executor.batch([next_item(sequence, len(PROMPT))]))
     with torch.inference_mode():
         expected = model(torch.tensor([PROMPT])).logits[0, -1]
-    return float((last_logits(runner, PROMPT).cpu() - expected).norm() / expected.norm())
+        found = runner.decoder.logits(runner.decoder.forward(step))[0].float().cpu()
+    return float((found - expected).norm() / expected.norm())
 
 
 def products(runner: ModelRunner) -> list[Linear | GatedLinear]:
@@ -71,9 +77,7 @@ def test_weights_of_4_bits_stay_so(tmp_path: Path, kind: str, monkeypatch: pytes
     assert all(part.kind is LinearKind.GPU_QUANTIZED for part in products(runner))
     assert error(runner, model) < TOLERANCE
     [tokens] = generate(runner, [PROMPT], 3)
-    assert (
-        tokens == model.generate(torch.tensor([PROMPT]), max_new_tokens=3, do_sample=False)[0, len(PROMPT) :].tolist()
-    )
+    assert tokens == transformers_greedy(model, PROMPT, 3)
 
 
 def test_fused_layers_are_cut_where_they_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

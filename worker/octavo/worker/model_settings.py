@@ -283,6 +283,11 @@ class ModelSettings:
         apart = self.tp_rendezvous is not None and not self.is_local_follower
         return 1 if apart else self.tp
 
+    def own_device(self, rank: int) -> str:
+        """Returns the device of `rank`: ranks on one machine take one GPU each."""
+        apart = self.device == "cuda" and self.ranks_here > 1
+        return f"cuda:{rank}" if apart else self.device
+
     @property
     def is_local_follower(self) -> bool:
         """Tells whether the first rank has started this one, and speaks for it."""
