@@ -45,12 +45,14 @@ def obstacle(shape: CacheShape) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """A wrapper of FlashInfer, planned for the prompts of `step`, and a mark after what the plan copies."""
+    """A wrapper of FlashInfer, planned for the prompts of `step`, a mark after what the plan copies, and the rest of
+    the step."""
 
     step: TritonStep | None
     problem: tuple[Any, ...]
     wrapper: Any
     copied: Any
+    decodes: TritonStep
 
 
 class FlashInferAttention:
@@ -107,16 +109,15 @@ class FlashInferAttention:
                 softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, key_scale=key_scale, value_scale=value_scale,
             )  # fmt: skip
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        decodes = step.num_decodes
+        plan, decodes = self._planned(query, key_cache, step, scale), step.num_decodes
         if decodes:
             # The first rows are the decodes', one each.
             output[:decodes] = self._triton.attend(
-                query[:decodes], key_cache, value_cache, _decodes_of(step), scale,
+                query[:decodes], key_cache, value_cache, plan.decodes, scale,
             )  # fmt: skip
-        wrapper = self._planned(query, key_cache, step, scale)
         # Its pages are [kv_heads, tokens, head_dim].
         pages = key_cache.transpose(1, 2), value_cache.transpose(1, 2)
-        wrapper.run(query[decodes:].contiguous(), pages, out=output[decodes:])
+        plan.wrapper.run(query[decodes:].contiguous(), pages, out=output[decodes:])
         return output
 
     def _takes(self, query: Tensor, key_cache: Tensor, value_cache: Tensor, step: TritonStep) -> bool:
@@ -125,12 +126,12 @@ class FlashInferAttention:
         alike = query.dtype == key_cache.dtype and key_cache.stride() == value_cache.stride()
         return known and step.window == 0 and not captured and alike and key_cache.stride(-1) == 1
 
-    def _planned(self, query: Tensor, key_cache: Tensor, step: TritonStep, scale: float) -> Any:
-        """Returns a wrapper that is planned for the prompts of `step`, which all layers of a group share."""
+    def _planned(self, query: Tensor, key_cache: Tensor, step: TritonStep, scale: float) -> _Plan:
+        """Returns the plan of `step`, which all layers of a group share."""
         problem = (query.shape[1], scale, query.dtype)
         for plan in self._plans:
             if plan.step is step and plan.problem == problem:
-                return plan.wrapper
+                return plan
         wrapper = self._free_wrapper()
         lengths = step.prompts
         block_size = self._shape.block_size
@@ -153,8 +154,9 @@ class FlashInferAttention:
         if self._device.type == "cuda":
             copied = torch.cuda.Event()
             copied.record()
-        self._plans.append(_Plan(step, problem, wrapper, copied))
-        return wrapper
+        plan = _Plan(step, problem, wrapper, copied, _decodes_of(step))
+        self._plans.append(plan)
+        return plan
 
     def _free_wrapper(self) -> Any:
         """Returns a new wrapper, or the one that was planned first, once the device has what its plan copies."""

@@ -43,8 +43,8 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
 def caches(device: torch.device, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
     """Keys and values of one layer of two: blocks are contiguous across layers, heads in a block."""
     chance = torch.Generator().manual_seed(0)
-    blocks = torch.randn(NUM_BLOCKS, 2, 2, KV_HEADS, BLOCK_SIZE, HEAD_DIM, generator=chance)
-    keys, values = blocks.to(device, dtype)[:, 1].transpose(2, 3).transpose(1, 2).transpose(2, 3).unbind(2)
+    blocks = torch.randn(NUM_BLOCKS, 2, 2, KV_HEADS, BLOCK_SIZE, HEAD_DIM, generator=chance).to(device, dtype)
+    keys, values = blocks[:, 1].unbind(1)
     return keys.transpose(1, 2), values.transpose(1, 2)
 
 

@@ -431,6 +431,7 @@ def _torch_dtype(settings: ModelSettings, device: torch.device, directory: Path)
 
 
 def _is_quantized(settings: ModelSettings, device: torch.device, directory: Path) -> bool:
-    """Tells whether the model has quantised weights that are multiplied as they are."""
+    """Tells whether the model has quantised weights that a CPU multiplies by as they are."""
     stored = settings.load_format != "dummy" and has_quantized_integers(directory)
-    return device.type == "cpu" and not settings.dequantized and (stored or settings.quantization != "none")
+    on_cpu = not gpu_linear.on_gpu(device)
+    return on_cpu and not settings.dequantized and (stored or settings.quantization != "none")
