@@ -85,22 +85,23 @@ def _round_kernel(inputs, values, scales, num_inputs, inputs_stride, group, num_
     largest = tl.zeros((BLOCK,), dtype=tl.float32)
     for start in range(first, end, BLOCK):
         items = start + tl.arange(0, BLOCK)
-        largest = tl.maximum(largest, tl.abs(tl.load(source + items, items < end, other=0.0).to(tl.float32)))
-    # A group of zeros has a scale all the same, and so has one with an infinity.
-    scale = tl.div_rn(tl.minimum(tl.maximum(tl.max(largest, 0), 1e-12), _LARGEST_FP32), _LARGEST)
-    tl.store(scales + row * num_groups + place, scale)
+        sizes = tl.abs(tl.load(source + items, items < end, other=0.0).to(tl.float32))
+        # NaN is no larger than anything: it counts as an infinity.
+        largest = tl.maximum(largest, tl.where(sizes <= _LARGEST_FP32, sizes, float("inf")))
+    most = tl.max(largest, 0)
+    # A group of zeros has a scale all the same; one that is not finite has NaN, so that its row stays visibly so.
+    bounded = tl.div_rn(tl.minimum(tl.maximum(most, 1e-12), _LARGEST_FP32), _LARGEST)
+    tl.store(scales + row * num_groups + place, tl.where(most <= _LARGEST_FP32, bounded, float("nan")))
     for start in range(first, end, BLOCK):
         items = start + tl.arange(0, BLOCK)
         numbers = tl.load(source + items, items < end, other=0.0).to(tl.float32)
-        # e4m3 has no infinity, and a bound in its place would hide it.
-        numbers = tl.where(tl.abs(numbers) > _LARGEST_FP32, float("nan"), numbers)
-        tl.store(values + row * num_inputs + items, cached(numbers, scale, tl.float8e4nv), items < end)
+        tl.store(values + row * num_inputs + items, cached(numbers, bounded, tl.float8e4nv), items < end)
 
 
 def round_rows(inputs: Tensor, group: int) -> tuple[Tensor, Tensor]:
     """Returns `inputs` ([tokens, inputs]) in e4m3, and the scales of their groups, [tokens, groups] fp32.
 
-    NaN stays NaN, and an infinity becomes NaN.
+    A group with NaN or an infinity has NaN as its scale.
     """
     num_tokens, num_inputs = inputs.shape
     num_groups = num_inputs // group
