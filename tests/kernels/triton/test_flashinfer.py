@@ -226,7 +226,8 @@ class TestChoice:
 
 
 def test_it_must_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flashinfer.importlib.util, "find_spec", lambda name: None)
+    missing = SimpleNamespace(util=SimpleNamespace(find_spec=lambda name: None))
+    monkeypatch.setattr(flashinfer, "importlib", missing)
     assert "FlashInfer is not installed; pip install" in (flashinfer.obstacle(SHAPE) or "")
 
 

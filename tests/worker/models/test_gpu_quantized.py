@@ -209,5 +209,5 @@ def test_a_cpu_computes_8_bit_floats_as_numbers(tmp_path: Path, caplog: pytest.L
 
 
 def test_a_gpu_without_triton_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_linear.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "there is no Triton" in (linear.obstacle_to_quantized(torch.device("cuda")) or "")

@@ -118,16 +118,15 @@ def test_gpus_are_connected_when_ranks_meet_and_let_go_without_waiting(
             pool.submit(connect, f"file:{tmp_path}", rank, 2, patience_s=60, gpu=gpu) for rank, gpu in enumerate(gpus)
         ]
         groups = [rank.result() for rank in ranks]
-        links = [group._device for group in groups]
-        assert all(link is not None for link in links)
+        links = [group._device for group in groups if group._device is not None]
+        assert len(links) == 2
         # The same operations that carry tensors between GPUs, here over gloo.
         assert [total.tolist() for total in pool.map(lambda link: link.all_reduce(torch.ones(2)), links)] == [
             [2, 2]
         ] * 2
         parts = [torch.full((2, 1), 1.0), torch.full((2, 3), 2.0)]
-        whole, none = pool.map(lambda link, part: link.gather_columns(part, [1, 3]), links, parts)
-        assert none is None
-        assert whole.tolist() == [[1, 2, 2, 2]] * 2
+        gathered = list(pool.map(lambda link, part: link.gather_columns(part, [1, 3]), links, parts))
+        assert [None if whole is None else whole.tolist() for whole in gathered] == [[[1, 2, 2, 2]] * 2, None]
     for group in groups:
         group.set_patience(7)
         group.close()

@@ -131,6 +131,7 @@ class Linear:
         self.native: tuple[NativePart, ...] = ()
         self.plain: Weights | None = None
         self.product: QuantizedProduct | None = None
+        self._multiply: Callable[[Tensor], Tensor]
         quantized, quantized_kind = _quantized(weights)
         if quantized and kind in (None, quantized_kind):
             self.kind = quantized_kind
@@ -148,7 +149,7 @@ class Linear:
             self.native = (NativeLinear(load(), whole, bias),)
             return
         self.plain = Weights(whole, bias) if self.kind is LinearKind.PLAIN else None
-        self._multiply: Callable[[Tensor], Tensor] = _torch_linear(self.kind, whole, bias)
+        self._multiply = _torch_linear(self.kind, whole, bias)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         return _side_by_side([part(inputs) for part in self.native]) if self.native else self._multiply(inputs)
@@ -226,6 +227,7 @@ class GatedLinear:
         self.native: tuple[NativePart, ...] = ()
         self.plain: Weights | None = None
         self.product: QuantizedProduct | None = None
+        self._multiply: Callable[[Tensor], Tensor]
         quantized, quantized_kind = _quantized(weights)
         if quantized and quantized_kind is LinearKind.GPU_QUANTIZED and kind in (None, quantized_kind):
             self.kind = quantized_kind
@@ -244,7 +246,7 @@ class GatedLinear:
             self.native = (NativeLinear(load(), whole, bias, native),)
             return
         self.plain = Weights(whole, bias) if chosen is LinearKind.PLAIN else None
-        self._multiply: Callable[[Tensor], Tensor] = _torch_linear(chosen, whole, bias)
+        self._multiply = _torch_linear(chosen, whole, bias)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         if not self.native:
