@@ -7,7 +7,8 @@ from torch import Tensor
 from octavo.kernels.quantized import FORMATS, Quantized
 from octavo.kernels.triton.devices import shared_limit
 from octavo.kernels.triton.layers import float8
-from octavo.kernels.triton.layers.float8 import Float8Weight, choose_tile, fitted, float8_linear, round_rows
+from octavo.kernels.triton.layers.float8 import Float8Weight, fitted, float8_linear, round_rows
+from octavo.kernels.triton.layers.output_tiles import OutputTile, smallest
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -120,6 +121,7 @@ def test_what_does_not_fit_is_refused(device: torch.device) -> None:
 
 
 def test_tiles_grow_with_the_work_and_take_the_shared_memory_that_there_is() -> None:
-    assert [choose_tile(tokens).tokens for tokens in (1, 16, 17, 65, 8192)] == [16, 16, 64, 128, 128]
-    assert fitted(choose_tile(8192), shared_limit(90)) == choose_tile(8192)
-    assert fitted(choose_tile(8192), shared_limit(89)).loads == 3
+    tiles = float8._TILES
+    assert [smallest(tiles, tokens).tokens for tokens in (1, 16, 17, 65, 8192)] == [16, 16, 64, 128, 128]
+    assert fitted(tiles[-1], shared_limit(90)) == tiles[-1]
+    assert fitted(OutputTile(128, 128, 8, 4), shared_limit(89)).loads == 3

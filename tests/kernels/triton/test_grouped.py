@@ -6,7 +6,8 @@ from torch import Tensor
 
 from octavo.kernels.triton.devices import shared_limit
 from octavo.kernels.triton.layers import grouped
-from octavo.kernels.triton.layers.grouped import Routing, Tile, choose_tile, fitted, grouped_linear, most_tiles
+from octavo.kernels.triton.layers.grouped import Routing, choose_tile, fitted, grouped_linear, most_tiles
+from octavo.kernels.triton.layers.output_tiles import OutputTile
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
@@ -62,7 +63,7 @@ def test_each_row_has_its_experts_product(
 
 
 def test_tiles_are_enough_however_rows_are_shared_out(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grouped, "_FP32_TILES", (Tile(16, 16, 4, 2),))
+    monkeypatch.setattr(grouped, "_FP32_TILES", (OutputTile(16, 16, 4, 2),))
     weight = random(3, 16, 32, device=device)
     for counts in ((33, 1, 1), (16, 16, 3), (1, 17, 17), (35, 0, 0), (0, 0, 35)):
         sent = torch.repeat_interleave(torch.arange(3, device=device), torch.tensor(counts, device=device))
@@ -99,10 +100,10 @@ def test_what_does_not_fit_is_refused(device: torch.device) -> None:
 def test_tiles_grow_with_the_rows_of_an_expert() -> None:
     bf16 = torch.bfloat16
     # 64 tokens to 8 of 128 experts each; 256 to 4 of 32; prompts of 8k.
-    assert choose_tile(512, 128, bf16).rows == 16
-    assert choose_tile(1024, 32, bf16).rows == 64
-    assert choose_tile(65536, 128, bf16).rows == 128
-    assert choose_tile(65536, 128, torch.float32).rows == 32
+    assert choose_tile(512, 128, bf16).tokens == 16
+    assert choose_tile(1024, 32, bf16).tokens == 64
+    assert choose_tile(65536, 128, bf16).tokens == 128
+    assert choose_tile(65536, 128, torch.float32).tokens == 32
     assert [most_tiles(*sizes) for sizes in ((1, 128, 16), (512, 128, 16), (65536, 128, 128))] == [1, 160, 640]
     assert fitted(choose_tile(65536, 128, bf16), bf16, shared_limit(90)).loads == 3
     assert fitted(choose_tile(65536, 128, bf16), bf16, shared_limit(86)).loads == 3

@@ -7,7 +7,8 @@ from torch import Tensor
 from octavo.kernels.quantized import FORMATS, Quantized
 from octavo.kernels.triton.devices import shared_limit
 from octavo.kernels.triton.layers import packed
-from octavo.kernels.triton.layers.packed import PackedWeight, Tile, choose_splits, choose_tile, fitted, packed_linear
+from octavo.kernels.triton.layers.output_tiles import OutputTile, smallest
+from octavo.kernels.triton.layers.packed import PackedWeight, choose_splits, fitted, packed_linear
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
@@ -81,7 +82,7 @@ def test_inputs_that_are_split_give_the_same(biased: bool, device: torch.device)
 def test_tokens_beyond_the_largest_tile_have_programs_of_their_own(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packed, "_TILES", (Tile(64, 16, 4, 2),))
+    monkeypatch.setattr(packed, "_FP32_TILES", (OutputTile(64, 16, 4, 2),))
     weight = weight_of("q4_0", 70, 64, 32, device)
     rows = random(35, 64).to(device)
     found = packed_linear(rows, PackedWeight.of(weight))
@@ -133,12 +134,12 @@ def test_a_device_is_kept_busy_and_no_program_has_next_to_nothing() -> None:
     assert choose_splits(448, 32, 132) == (1, 32)
     assert choose_splits(1, 3, 132) == (1, 3)
     assert choose_splits(64, 112, 132) == (8, 14)
-    bf16 = torch.bfloat16
-    assert [choose_tile(tokens, bf16).tokens for tokens in (1, 16, 17, 64, 65, 8192)] == [16, 16, 32, 64, 128, 128]
-    assert choose_tile(8192, torch.float32).tokens == 32
+    tiles = packed._tiles(torch.bfloat16)
+    assert [smallest(tiles, tokens).tokens for tokens in (1, 16, 17, 64, 65, 8192)] == [16, 16, 32, 64, 128, 128]
+    assert smallest(packed._tiles(torch.float32), 8192).tokens == 32
 
 
 def test_tiles_take_the_shared_memory_that_there_is() -> None:
-    largest = choose_tile(8192, torch.bfloat16)
+    largest = packed._TILES[-1]
     assert fitted(largest, 64, torch.bfloat16, shared_limit(90)) == largest
     assert fitted(largest, 64, torch.bfloat16, shared_limit(86)).loads == 1

@@ -7,7 +7,7 @@ the type allow it, and else a kernel whose sums of 128 inputs are added in fp32,
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Self
 
@@ -20,6 +20,7 @@ from octavo.kernels.quantized import Quantized
 from octavo.kernels.triton.ahead import Variant
 from octavo.kernels.triton.devices import HOPPER, shared_limit, shared_memory
 from octavo.kernels.triton.language import POINTERS, block_for, cached, dot, rounded
+from octavo.kernels.triton.layers.output_tiles import OutputTile, check_linear, smallest
 
 _LARGEST, _LARGEST_FP32 = tl.constexpr(448.0), tl.constexpr(3.4028234663852886e38)
 # Inputs that are added up before their sum is multiplied by its scales: a matrix unit keeps fewer bits than fp32.
@@ -30,18 +31,8 @@ _ROUNDED = 1024
 _SCALED_ITEMS = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """Describes one program's part of the result, its warps, and the pieces of inputs that are under way at once."""
-
-    outputs: int
-    tokens: int
-    num_warps: int
-    loads: int
-
-
 # By the tokens of a step, as those of `octavo.kernels.triton.layers.packed`.
-_TILES = (Tile(64, 16, 4, 5), Tile(64, 64, 4, 4), Tile(128, 128, 8, 3))
+_TILES = (OutputTile(64, 16, 4, 5), OutputTile(64, 64, 4, 4), OutputTile(128, 128, 8, 3))
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +166,7 @@ def float8_linear(inputs: Tensor, weight: Float8Weight, bias: Tensor | None = No
     """Returns x W^T + b, [tokens, outputs], of `inputs` ([tokens, inputs] in bf16, fp16 or fp32) in their dtype, and
     `bias` ([outputs]) in it too. Nothing waits for the device. Raises `ValueError` on arguments that do not fit.
     """
-    _check(inputs, weight, bias)
+    check_linear(inputs, (weight.outputs, weight.inputs), weight.values.device, bias)
     if not len(inputs):
         return inputs.new_empty((0, weight.outputs))
     values, scales = round_rows(inputs, weight.group)
@@ -213,7 +204,7 @@ def scaled_products_available(device: torch.device) -> bool:
 def _by_kernel(values: Tensor, scales: Tensor, weight: Float8Weight, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     num_tokens, num_outputs = len(values), weight.outputs
     output = torch.empty((num_tokens, num_outputs), dtype=dtype, device=values.device)
-    tile = fitted(choose_tile(num_tokens), shared_memory(values.device))
+    tile = fitted(smallest(_TILES, num_tokens), shared_memory(values.device))
     _float8_kernel[(-(-num_outputs // tile.outputs), -(-num_tokens // tile.tokens))](
         values,
         scales,
@@ -233,34 +224,16 @@ def _by_kernel(values: Tensor, scales: Tensor, weight: Float8Weight, bias: Tenso
     return output
 
 
-def choose_tile(num_tokens: int) -> Tile:
-    """Returns the smallest tile that has room for all tokens, or else the largest."""
-    return next((tile for tile in _TILES if num_tokens <= tile.tokens), _TILES[-1])
-
-
-def fitted(tile: Tile, shared: int) -> Tile:
+def fitted(tile: OutputTile, shared: int) -> OutputTile:
     """Returns the tile with as many pieces on their way as `shared` bytes have room for."""
-    return replace(tile, loads=max(1, min(tile.loads, shared // ((tile.outputs + tile.tokens) * _PIECE))))
+    return tile.fitted((tile.outputs + tile.tokens) * _PIECE, shared)
 
 
-def _constants(tile: Tile, inputs: int, group: int) -> dict[str, int | bool]:
+def _constants(tile: OutputTile, inputs: int, group: int) -> dict[str, int | bool]:
     grouped = group < inputs
     piece = math.gcd(group, _PIECE) if grouped else _PIECE
     whole = inputs % piece == 0
     return {"OUTPUTS": tile.outputs, "TOKENS": tile.tokens, "PIECE": piece, "GROUPED": grouped, "WHOLE": whole}
-
-
-def _check(inputs: Tensor, weight: Float8Weight, bias: Tensor | None) -> None:
-    if inputs.dim() != 2 or inputs.shape[1] != weight.inputs or inputs.dtype not in POINTERS:
-        raise ValueError(
-            f"inputs {list(inputs.shape)} {inputs.dtype} for a weight of {weight.inputs} inputs in bf16, fp16 or fp32"
-        )
-    if inputs.stride(1) != 1 or inputs.device != weight.values.device:
-        raise ValueError(f"rows have gaps, or are on {inputs.device} and the weight on {weight.values.device}")
-    if bias is not None and not (
-        bias.shape == (weight.outputs,) and bias.dtype == inputs.dtype and bias.is_contiguous()
-    ):
-        raise ValueError(f"a bias {list(bias.shape)} {bias.dtype} for {weight.outputs} outputs in {inputs.dtype}")
 
 
 def variants(capability: int = HOPPER) -> Iterator[Variant]:
@@ -289,7 +262,9 @@ def variants(capability: int = HOPPER) -> Iterator[Variant]:
     yield _variant(_TILES[1], torch.float32, 4096, 128, shared)
 
 
-def _variant(tile: Tile, dtype: torch.dtype, inputs: int, group: int, shared: int, *, biased: bool = False) -> Variant:
+def _variant(
+    tile: OutputTile, dtype: torch.dtype, inputs: int, group: int, shared: int, *, biased: bool = False
+) -> Variant:
     tile = fitted(tile, shared)
     grouped = f" groups of {group}" if group < inputs else ""
     return Variant(

@@ -6,7 +6,7 @@ lie and written to where they belong, so no sorted copy of them is made.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -16,25 +16,16 @@ from torch import Tensor
 from octavo.kernels.triton.ahead import Variant
 from octavo.kernels.triton.devices import HOPPER, shared_limit, shared_memory
 from octavo.kernels.triton.language import POINTERS, block_for, dot, rounded
+from octavo.kernels.triton.layers.output_tiles import OutputTile, smallest
 
 _PIECE = 64
 _FP32_PIECE = 32
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """Describes one program's part of the result, its warps, and the pieces of inputs that are under way at once."""
-
-    outputs: int
-    rows: int
-    num_warps: int
-    loads: int
-
-
 # By the rows that an expert has on average: the first tile that has room for them, else the last.
-_TILES = (Tile(64, 16, 4, 4), Tile(64, 64, 4, 4), Tile(128, 128, 8, 3))
+_TILES = (OutputTile(64, 16, 4, 4), OutputTile(64, 64, 4, 4), OutputTile(128, 128, 8, 3))
 # Registers hold no more in fp32.
-_FP32_TILES = (Tile(64, 16, 4, 3), Tile(64, 32, 4, 3))
+_FP32_TILES = (OutputTile(64, 16, 4, 3), OutputTile(64, 32, 4, 3))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +152,7 @@ def grouped_linear(
         return output
     tile = fitted(choose_tile(routing.num_rows, num_experts, inputs.dtype), inputs.dtype, shared_memory(inputs.device))
     expert_stride, *strides = weight.mT.stride() if transposed else weight.stride()
-    _grouped_kernel[(most_tiles(routing.num_rows, num_experts, tile.rows), -(-num_outputs // tile.outputs))](
+    _grouped_kernel[(most_tiles(routing.num_rows, num_experts, tile.tokens), -(-num_outputs // tile.outputs))](
         inputs,
         weight,
         bias,
@@ -187,26 +178,24 @@ def most_tiles(num_rows: int, num_experts: int, tile_rows: int) -> int:
     return min(num_rows, num_rows // tile_rows + num_experts)
 
 
-def choose_tile(num_rows: int, num_experts: int, dtype: torch.dtype) -> Tile:
+def choose_tile(num_rows: int, num_experts: int, dtype: torch.dtype) -> OutputTile:
     """Returns the smallest tile with room for the rows of an expert that has its even share, or else the largest."""
-    tiles = _FP32_TILES if dtype == torch.float32 else _TILES
-    return next((tile for tile in tiles if num_rows <= tile.rows * num_experts), tiles[-1])
+    return smallest(_FP32_TILES if dtype == torch.float32 else _TILES, -(-num_rows // num_experts))
 
 
-def fitted(tile: Tile, dtype: torch.dtype, shared: int) -> Tile:
+def fitted(tile: OutputTile, dtype: torch.dtype, shared: int) -> OutputTile:
     """Returns the tile with as many pieces on their way as `shared` bytes have room for."""
-    piece = _piece(dtype) * dtype.itemsize * (tile.outputs + tile.rows)
-    return replace(tile, loads=max(1, min(tile.loads, shared // piece)))
+    return tile.fitted(_piece(dtype) * dtype.itemsize * (tile.outputs + tile.tokens), shared)
 
 
 def _piece(dtype: torch.dtype) -> int:
     return _FP32_PIECE if dtype == torch.float32 else _PIECE
 
 
-def _constants(tile: Tile, dtype: torch.dtype, num_experts: int, num_inputs: int) -> dict[str, int | bool]:
+def _constants(tile: OutputTile, dtype: torch.dtype, num_experts: int, num_inputs: int) -> dict[str, int | bool]:
     return {
         "OUTPUTS": tile.outputs,
-        "ROWS": tile.rows,
+        "ROWS": tile.tokens,
         "PIECE": _piece(dtype),
         "EXPERTS": block_for(num_experts),
         "WHOLE": num_inputs % _piece(dtype) == 0,
@@ -245,7 +234,7 @@ def variants(capability: int = HOPPER) -> Iterator[Variant]:
 
 
 def _variant(
-    tile: Tile,
+    tile: OutputTile,
     dtype: torch.dtype,
     shared: int,
     *,
@@ -258,7 +247,7 @@ def _variant(
     said = f"{POINTERS[dtype][1:]}{' transposed' * transposed}{' biased' * biased}"
     strides = ("inputs_stride", "expert_stride", "output_stride", "input_stride")
     return Variant(
-        name=f"grouped {tile.outputs}x{tile.rows} {said} {experts} experts {inputs} inputs",
+        name=f"grouped {tile.outputs}x{tile.tokens} {said} {experts} experts {inputs} inputs",
         kernel=_grouped_kernel,
         signature={
             **dict.fromkeys(("inputs", "weight", "bias", "output"), POINTERS[dtype]),

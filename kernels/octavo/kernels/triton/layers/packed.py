@@ -4,12 +4,11 @@ A product of a group's inputs takes codes less 8, whole numbers that bf16 and fp
 the group's scale in fp32: no weight is ever rounded. What is left of zero points and mins is a number for each group,
 times the sum of its inputs.
 
-Outputs are the rows of the matrix instruction and tokens its columns: a weight goes from memory through registers into
-the instruction, and few tokens fill it (Hopper's has 64 rows, and columns in multiples of 8).
+Outputs are the rows of the matrix instruction: a weight goes from memory through registers into it.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
@@ -21,6 +20,7 @@ from octavo.kernels.quantized import FORMATS, BlockFormat, Quantized
 from octavo.kernels.triton.ahead import Variant
 from octavo.kernels.triton.devices import HOPPER, multiprocessors, shared_limit, shared_memory
 from octavo.kernels.triton.language import INTERPRETED, POINTERS, dot, rounded
+from octavo.kernels.triton.layers.output_tiles import OutputTile, check_linear, smallest
 
 # What is taken off a code before it is multiplied, so that codes are small on both sides of zero.
 _MIDDLE = 8
@@ -30,19 +30,9 @@ _PANEL = 128
 _COMBINED = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """Describes one program's part of the result, its warps, and the pieces of inputs that are under way at once."""
-
-    outputs: int
-    tokens: int
-    num_warps: int
-    loads: int
-
-
 # By the tokens of a step: the first tile that has room for all, else the last. Of the small ones many fit a
 # multiprocessor, and what they read is what takes their time.
-_TILES = (Tile(64, 16, 4, 4), Tile(64, 32, 4, 4), Tile(64, 64, 4, 4), Tile(128, 128, 8, 3))
+_TILES = (OutputTile(64, 16, 4, 4), OutputTile(64, 32, 4, 4), OutputTile(64, 64, 4, 4), OutputTile(128, 128, 8, 3))
 # Registers hold no more in fp32.
 _FP32_TILES = _TILES[:2]
 # Programs that a multiprocessor is to have for its memory to be busy; pieces that a program has at least.
@@ -245,12 +235,12 @@ def packed_linear(inputs: Tensor, weight: PackedWeight, bias: Tensor | None = No
 
     Sums are fp32. Nothing waits for the device. Raises `ValueError` on arguments that do not fit.
     """
-    _check(inputs, weight, bias)
+    check_linear(inputs, (weight.outputs, weight.inputs), weight.codes.device, bias)
     num_tokens = len(inputs)
     output = torch.empty((num_tokens, weight.outputs), dtype=inputs.dtype, device=inputs.device)
     if not output.numel():
         return output
-    tile = fitted(choose_tile(num_tokens, inputs.dtype), weight.half, inputs.dtype, shared_memory(inputs.device))
+    tile = fitted(smallest(_tiles(inputs.dtype), num_tokens), weight.half, inputs.dtype, shared_memory(inputs.device))
     pieces = len(weight.codes)
     across, down = -(-weight.outputs // tile.outputs), -(-num_tokens // tile.tokens)
     splits, pieces_each = choose_splits(across * down, pieces, multiprocessors(inputs.device))
@@ -280,10 +270,8 @@ def packed_linear(inputs: Tensor, weight: PackedWeight, bias: Tensor | None = No
     return output
 
 
-def choose_tile(num_tokens: int, dtype: torch.dtype) -> Tile:
-    """Returns the smallest tile that has room for all tokens, or else the largest."""
-    tiles = _FP32_TILES if dtype == torch.float32 else _TILES
-    return next((tile for tile in tiles if num_tokens <= tile.tokens), tiles[-1])
+def _tiles(dtype: torch.dtype) -> tuple[OutputTile, ...]:
+    return _FP32_TILES if dtype == torch.float32 else _TILES
 
 
 def choose_splits(num_programs: int, pieces: int, processors: int) -> tuple[int, int]:
@@ -294,30 +282,16 @@ def choose_splits(num_programs: int, pieces: int, processors: int) -> tuple[int,
     return -(-pieces // each), each
 
 
-def fitted(tile: Tile, half: int, dtype: torch.dtype, shared: int) -> Tile:
+def fitted(tile: OutputTile, half: int, dtype: torch.dtype, shared: int) -> OutputTile:
     """Returns the tile with as many pieces on their way as `shared` bytes have room for, one of them as it is
     multiplied."""
     piece = tile.outputs * half + 2 * half * tile.tokens * dtype.itemsize
-    multiplied = 2 * tile.outputs * half * dtype.itemsize
-    return replace(tile, loads=max(1, min(tile.loads, (shared - multiplied) // piece)))
+    return tile.fitted(piece, shared - 2 * tile.outputs * half * dtype.itemsize)
 
 
-def _constants(tile: Tile, half: int, *, together: bool, inputs: int) -> dict[str, Any]:
+def _constants(tile: OutputTile, half: int, *, together: bool, inputs: int) -> dict[str, Any]:
     whole = inputs % (2 * half) == 0
     return {"OUTPUTS": tile.outputs, "TOKENS": tile.tokens, "HALF": half, "TOGETHER": together, "WHOLE": whole}
-
-
-def _check(inputs: Tensor, weight: PackedWeight, bias: Tensor | None) -> None:
-    if inputs.dim() != 2 or inputs.shape[1] != weight.inputs or inputs.dtype not in POINTERS:
-        raise ValueError(
-            f"inputs {list(inputs.shape)} {inputs.dtype} for a weight of {weight.inputs} inputs in bf16, fp16 or fp32"
-        )
-    if inputs.stride(1) != 1 or inputs.device != weight.codes.device:
-        raise ValueError(f"rows have gaps, or are on {inputs.device} and the weight on {weight.codes.device}")
-    if bias is not None and not (
-        bias.shape == (weight.outputs,) and bias.dtype == inputs.dtype and bias.is_contiguous()
-    ):
-        raise ValueError(f"a bias {list(bias.shape)} {bias.dtype} for {weight.outputs} outputs in {inputs.dtype}")
 
 
 def variants(capability: int = HOPPER) -> Iterator[Variant]:
@@ -349,7 +323,7 @@ def variants(capability: int = HOPPER) -> Iterator[Variant]:
 
 
 def _variant(
-    tile: Tile,
+    tile: OutputTile,
     dtype: torch.dtype,
     group: int,
     shared: int,
