@@ -8,7 +8,7 @@ from octavo.kernels.quantized import FORMATS, Quantized
 from octavo.kernels.triton.devices import shared_limit
 from octavo.kernels.triton.layers import packed
 from octavo.kernels.triton.layers.output_tiles import OutputTile, smallest
-from octavo.kernels.triton.layers.packed import PackedWeight, choose_splits, fitted, packed_linear
+from octavo.kernels.triton.layers.packed import FourBitWeight, choose_splits, fitted, packed_linear
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
@@ -35,7 +35,7 @@ KINDS = [("q4_0", 32), ("q4_1", 32), ("int4", 32), ("int4", 64), ("int4", 96), (
 @pytest.mark.parametrize(("form", "group"), KINDS)
 def test_packing_loses_nothing(form: str, group: int) -> None:
     weight = weight_of(form, 130, 384, group)
-    found = PackedWeight.of(weight)
+    found = FourBitWeight.of(weight)
     assert found.codes.numel() == 256 * 384 // 2
     torch.testing.assert_close(found.dequantize(), weight.dequantize(), atol=1e-7, rtol=1e-6)
 
@@ -60,7 +60,7 @@ def test_inputs_are_multiplied_by_the_weights_numbers(
     rows, bias = random(tokens, inputs).to(device, dtype), random(outputs, seed=1).to(device, dtype)
     exact = rows.double() @ weight.dequantize().double().T
     for given in (None, bias):
-        found = packed_linear(rows, PackedWeight.of(weight), given)
+        found = packed_linear(rows, FourBitWeight.of(weight), given)
         assert found.dtype == dtype
         wanted = exact if given is None else exact + given
         torch.testing.assert_close(found.double(), wanted.double(), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
@@ -74,7 +74,7 @@ def test_inputs_that_are_split_give_the_same(biased: bool, device: torch.device)
     exact = rows.double() @ weight.dequantize().double().T
     # One program would read all of it.
     assert choose_splits(1, 13, 132) == (3, 5)
-    found = packed_linear(rows, PackedWeight.of(weight), bias)
+    found = packed_linear(rows, FourBitWeight.of(weight), bias)
     wanted = exact if bias is None else exact + bias
     torch.testing.assert_close(found.double(), wanted.double(), atol=8e-3, rtol=8e-3)
 
@@ -85,13 +85,13 @@ def test_tokens_beyond_the_largest_tile_have_programs_of_their_own(
     monkeypatch.setattr(packed, "_FP32_TILES", (OutputTile(64, 16, 4, 2),))
     weight = weight_of("q4_0", 70, 64, 32, device)
     rows = random(35, 64).to(device)
-    found = packed_linear(rows, PackedWeight.of(weight))
+    found = packed_linear(rows, FourBitWeight.of(weight))
     torch.testing.assert_close(found, rows @ weight.dequantize().T, atol=1e-5, rtol=1e-5)
 
 
 def test_groups_that_were_cut_for_a_cpu_are_joined_again() -> None:
     codes, scales = torch.zeros(4, 512, dtype=torch.uint8), torch.rand(4, 4).half()
-    found = PackedWeight.of(Quantized(FORMATS["q4_0"], codes, scales.repeat_interleave(4, dim=1)))
+    found = FourBitWeight.of(Quantized(FORMATS["q4_0"], codes, scales.repeat_interleave(4, dim=1)))
     assert found.group == 128
     assert torch.equal(found.scales[:, :4].t(), scales)
     # Without zero points nothing else is kept.
@@ -100,7 +100,7 @@ def test_groups_that_were_cut_for_a_cpu_are_joined_again() -> None:
 
 
 def test_what_is_not_finite_stays_in_its_row(device: torch.device) -> None:
-    weight, rows = PackedWeight.of(weight_of("q4_1", 8, 96, 32, device)), random(3, 96).to(device)
+    weight, rows = FourBitWeight.of(weight_of("q4_1", 8, 96, 32, device)), random(3, 96).to(device)
     rows[1, 95] = torch.nan
     found = packed_linear(rows, weight)
     assert found[1].isnan().all()
@@ -108,13 +108,13 @@ def test_what_is_not_finite_stays_in_its_row(device: torch.device) -> None:
 
 
 def test_rows_may_stand_in_wider_ones_and_may_be_none(device: torch.device) -> None:
-    weight, rows = PackedWeight.of(weight_of("q4_0", 8, 64, 32, device)), random(3, 100).to(device)
+    weight, rows = FourBitWeight.of(weight_of("q4_0", 8, 64, 32, device)), random(3, 100).to(device)
     assert torch.equal(packed_linear(rows[:, 8:72], weight), packed_linear(rows[:, 8:72].clone(), weight))
     assert packed_linear(rows[:0, :64], weight).shape == (0, 8)
 
 
 def test_what_does_not_fit_is_refused(device: torch.device) -> None:
-    weight, rows = PackedWeight.of(weight_of("q4_0", 8, 64, 32, device)), random(3, 64).to(device)
+    weight, rows = FourBitWeight.of(weight_of("q4_0", 8, 64, 32, device)), random(3, 64).to(device)
     for wrong, message in (
         (rows[:, :32], r"inputs \[3, 32\] .* for a weight of 64 inputs"),
         (rows.double(), "torch.float64 for a weight"),
@@ -125,7 +125,7 @@ def test_what_does_not_fit_is_refused(device: torch.device) -> None:
     with pytest.raises(ValueError, match=r"a bias \[7\]"):
         packed_linear(rows, weight, rows[0, :7])
     with pytest.raises(ValueError, match="a GPU multiplies by q4_0, q4_1, int4 as they are, not by q8_0"):
-        PackedWeight.of(Quantized(FORMATS["q8_0"], torch.zeros(4, 32, dtype=torch.uint8), torch.ones(4, 1).half()))
+        FourBitWeight.of(Quantized(FORMATS["q8_0"], torch.zeros(4, 32, dtype=torch.uint8), torch.ones(4, 1).half()))
 
 
 def test_a_device_is_kept_busy_and_no_program_has_next_to_nothing() -> None:

@@ -42,14 +42,14 @@ class QuantizedProduct:
     def __init__(self, weights: Sequence[Quantized], bias: Tensor | None) -> None:
         """Raises `ValueError` on weights that `obstacle` names a reason against."""
         from octavo.kernels.triton.layers.float8 import Float8Weight, float8_linear
-        from octavo.kernels.triton.layers.packed import PackedWeight, packed_linear
+        from octavo.kernels.triton.layers.packed import FourBitWeight, packed_linear
 
         ends = list(itertools.accumulate(part.shape[0] for part in weights))
         self.outputs, self.inputs = ends[-1], weights[0].shape[1]
         biases = [None] * len(ends) if bias is None else [part.contiguous() for part in bias.tensor_split(ends[:-1])]
         self._packed_linear, self._float8_linear = packed_linear, float8_linear
         self._parts = [
-            (Float8Weight.of(part) if part.format.floats else PackedWeight.of(part), some)
+            (Float8Weight.of(part) if part.format.floats else FourBitWeight.of(part), some)
             for part, some in zip(weights, biases, strict=True)
         ]
         self._float8 = Float8Weight

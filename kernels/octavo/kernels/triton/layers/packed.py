@@ -40,7 +40,7 @@ _PROGRAMS_EACH, _LEAST_PIECES = 4, 4
 
 
 @dataclass(frozen=True, slots=True)
-class PackedWeight:
+class FourBitWeight:
     """Holds a weight [outputs, inputs] of 4 bits on a device.
 
     `codes` are [pieces, padded outputs, half] uint8: a piece of 2 * half inputs has those of its first half in the low
@@ -229,7 +229,7 @@ def _combine_kernel(parts, bias, output, num_values, num_outputs, num_splits, VA
     tl.store(output + places, rounded(total, output.dtype.element_ty), mask)
 
 
-def packed_linear(inputs: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:
+def packed_linear(inputs: Tensor, weight: FourBitWeight, bias: Tensor | None = None) -> Tensor:
     """Returns x W^T + b, [tokens, outputs], of `inputs` ([tokens, inputs] in bf16, fp16 or fp32) in their dtype, and
     `bias` ([outputs]) in it too.
 
