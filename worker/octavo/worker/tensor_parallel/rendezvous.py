@@ -57,9 +57,14 @@ def _connect(rendezvous: str, rank: int, size: int, patience: timedelta, gpu: to
         host.set_patience(patience.total_seconds())
         # No rank needs the directory any more.
         control.exchange(0)
+    on_cpu = DistributedGroup(rank, size, control, host)
     if gpu is None:
-        return DistributedGroup(rank, size, control, host)
-    device = NcclLink(rank, size, _nccl(c10d.PrefixStore("device", store), rank, size, patience, gpu))
+        return on_cpu
+    try:
+        device = NcclLink(rank, size, _nccl(c10d.PrefixStore("device", store), rank, size, patience, gpu))
+    except BaseException:
+        on_cpu.close()
+        raise
     return DistributedGroup(rank, size, control, host, device)
 
 
