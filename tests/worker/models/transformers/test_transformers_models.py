@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTenso
 
 from octavo.kernels.triton.layers import grouped
 from octavo.testbed.models import fp32_runner, generate, last_logits, transformers_greedy
+from octavo.testing.depth import deep
 from octavo.testing.interpreter import order_dots
 from octavo.testing.native import loaded
 from octavo.testing.small.architecture_trial import TOLERANCE, max_logit_error, write_random_model
@@ -114,7 +115,7 @@ def test_only_wanted_rows_reach_the_head(tmp_path: Path, monkeypatch: pytest.Mon
     assert set(rows) == {len(PROMPTS)}
 
 
-@pytest.mark.parametrize("way", ["grouped_mm", OWN])
+@pytest.mark.parametrize("way", ["grouped_mm", *deep(OWN)])
 @pytest.mark.parametrize("model_type", ["gpt_oss", "mixtral", "qwen3_moe"])
 def test_experts_grouped_as_on_a_gpu_compute_the_same(
     model_type: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -126,6 +127,26 @@ def test_experts_grouped_as_on_a_gpu_compute_the_same(
     assert runner._model._model.model.config._experts_implementation == way  # type: ignore[attr-defined]
     assert max_logit_error(runner, model) <= TOLERANCE
     assert generate(runner, PROMPTS, 5, budget=13) == [transformers_greedy(model, prompt, 5) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("model_type", ["gpt_oss", *deep("mixtral", "qwen3_moe")])
+def test_octavos_experts_compute_what_transformers_does(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    architecture = causal_class(model_type)
+    config = tiny_config(model_type, architecture.config_class)
+    torch.manual_seed(0)
+    model = architecture._from_config(config, dtype=torch.float32)
+    block = next(module for name, module in model.named_modules() if name.endswith(("mlp", "block_sparse_moe")))
+    tokens = torch.randn(1, 5, config.hidden_size)
+    order_dots(monkeypatch)
+    with torch.inference_mode():
+        model.set_experts_implementation("eager")
+        expected = block(tokens)
+        use_experts(model, OWN)
+        found = block(tokens)
+    if isinstance(expected, tuple):
+        expected, found = expected[0], found[0]
+    assert expected.abs().max() > 1e-4
+    torch.testing.assert_close(found, expected, atol=1e-5 * float(expected.abs().max()), rtol=1e-4)
 
 
 @pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe"])
