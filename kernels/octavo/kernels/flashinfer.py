@@ -150,9 +150,9 @@ class FlashInferAttention:
             q_data_type=query.dtype,
             kv_data_type=key_cache.dtype,
         )
-        copied = None
+        copied: Any = None
         if self._device.type == "cuda":
-            copied = torch.cuda.Event()
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record()
         plan = _Plan(step, problem, wrapper, copied, _decodes_of(step))
         self._plans.append(plan)

@@ -59,7 +59,8 @@ def batch(lengths: Sequence[tuple[int, int]], window: int = 0) -> GroupBatch:
         tables[row, :count] = ids[used : used + count]
         used += count
     tokens = sum(count for _, count in lengths)
-    return GroupBatch(torch.zeros(tokens, dtype=torch.int64), tables, *map(list, zip(*lengths, strict=True)), window)
+    slots = torch.zeros(tokens, dtype=torch.int64)
+    return GroupBatch(slots, tables, [context for context, _ in lengths], [count for _, count in lengths], window)
 
 
 def queries(tokens: int, device: torch.device) -> Tensor:
@@ -106,7 +107,7 @@ def test_prompts_are_flashinfers_and_decodes_are_tritons(lengths: list[tuple[int
 
 def test_plans_are_made_anew_for_each_step_and_wrappers_are_not(device: torch.device) -> None:
     keys, values = caches(device)
-    attention, wrappers = FlashInferAttention(SHAPE, device), set()
+    attention, wrappers = FlashInferAttention(SHAPE, device), set[int]()
     for count in range(2, 14):
         given = batch([(count, count)])
         query = queries(count, device)

@@ -1,5 +1,7 @@
 """Linear layers in e4m3, against the numbers that their rounded inputs and weights stand for."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -26,9 +28,10 @@ def weight_of(outputs: int, inputs: int, group: int, device: torch.device) -> Qu
 
 def rounded(rows: Tensor, group: int) -> Tensor:
     """What rows are in e4m3, in fp64."""
-    groups = rows.float().unflatten(1, (-1, group))
+    groups = rows.float().view(len(rows), -1, group)
     scales = groups.abs().amax(dim=2, keepdim=True).clamp(min=1e-12) / 448
-    return ((groups / scales).to(torch.float8_e4m3fn).double() * scales.double()).flatten(1)
+    values: Tensor = ((groups / scales).to(torch.float8_e4m3fn).double() * scales.double()).flatten(1)
+    return values
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -78,9 +81,13 @@ def test_rounded_inputs_are_multiplied_by_the_weights_numbers(
 def test_torch_multiplies_what_it_takes(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     if not float8.scaled_products_available(device):
         pytest.skip("this torch does not multiply rows of e4m3 here")
-    calls = []
-    by_kernel = float8._by_kernel
-    monkeypatch.setattr(float8, "_by_kernel", lambda *given: calls.append(given) or by_kernel(*given))
+    calls, by_kernel = list[object](), float8._by_kernel
+
+    def counted(*given: Any) -> Tensor:
+        calls.append(given)
+        return by_kernel(*given)
+
+    monkeypatch.setattr(float8, "_by_kernel", counted)
     rows = random(2, 128).to(device)
     for outputs, group, dtype, by_torch in (
         (32, 128, torch.bfloat16, True),

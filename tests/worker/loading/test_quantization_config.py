@@ -149,7 +149,7 @@ def test_what_is_not_served_is_refused_with_the_reason_and_a_way_out(tmp_path: P
         ({**GPTQ, "group_size": -2}, "Expected `int` >= -1"),
         ({**W4A16, "config_groups": [1]}, "Expected `object`, got `array`"),
         (changed(W4A16, targets=["re:("]), "unterminated subpattern"),
-        ({"quant_method": "fp8", "weight_block_size": [128]}, "length >= 2"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, "`array` of length 2"),
         ([1], "Expected `object`, got `array`"),
     ],
 )

@@ -74,7 +74,7 @@ def test_ranks_that_never_come_are_not_waited_for_for_ever(tmp_path: Path) -> No
         connect(f"file:{tmp_path}", 0, 2, patience_s=0.1)
 
 
-class FakeNccl(c10d.ProcessGroupGloo):  # type: ignore[misc]
+class FakeNccl(c10d.ProcessGroupGloo):
     """torch's ProcessGroupNCCL as its sources describe it: it is made of a store, a rank, a size and options, connects
     to a device when it is told to, and computes as gloo does."""
 
@@ -92,7 +92,7 @@ class FakeNccl(c10d.ProcessGroupGloo):  # type: ignore[misc]
         self.calls = list[Any]([options._timeout])
         FakeNccl.made.append(self)
 
-    def eager_connect_single_device(self, device: torch.device) -> None:
+    def eager_connect_single_device(self, device: torch.device | None = None) -> None:
         self.calls.append(device)
 
     def set_timeout(self, timeout: timedelta) -> None:

@@ -114,12 +114,11 @@ class PackedWeight:
             raise WeightsError(f"{self.module} has {inputs} inputs, no multiple of {GROUP}")
         group, together = self.packing.group or inputs, self.packing.outputs
         scales = self._scales(-(-outputs // together), -(-inputs // group)).float()
-        codes = self._take(self._parts.codes, self.shape, torch.float8_e4m3fn).view(torch.uint8)
         # The last block may end beyond the weight, and so may its groups.
         each = group if inputs % group == 0 else math.gcd(group, inputs)
         of_outputs = scales.repeat_interleave(together, dim=0)[:outputs] if len(scales) != outputs else scales
         places = torch.arange(0, inputs, each) // group
-        return Quantized(FORMATS["fp8"], codes, of_outputs[:, places].contiguous())
+        return Quantized(FORMATS["fp8"], self._codes(), of_outputs[:, places].contiguous())
 
     @property
     def _parts(self) -> Parts:
@@ -167,6 +166,8 @@ class PackedWeight:
             case "awq":
                 packed = unpacked(self._take(part, (inputs, outputs // words), torch.int32), bits)
                 return _awq_ordered(packed).t().contiguous()
+            case "float-quantized" | "fp8":
+                return self._take(part, self.shape, torch.float8_e4m3fn).view(torch.uint8)
 
     def _narrow(self, codes: Tensor) -> Tensor:
         """Returns 4-bit codes of bytes that hold them."""

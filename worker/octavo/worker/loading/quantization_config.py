@@ -90,13 +90,18 @@ class _Refused(Exception):
     """Says why a quantisation is not served."""
 
 
+_Size = Annotated[int, msgspec.Meta(ge=1)]
+# Outputs and inputs of a block.
+_Pair = tuple[_Size, _Size]
+
+
 class _Weights(msgspec.Struct):
     num_bits: int = 8
     type: str = "int"
     symmetric: bool = True
     strategy: str | None = None
     group_size: int | None = None
-    block_structure: list[int] | None = None
+    block_structure: _Pair | None = None
     actorder: str | bool | None = None
 
 
@@ -128,10 +133,6 @@ class _Gptq(msgspec.Struct):
     format: str | None = None
     is_marlin_format: bool = False
     dynamic: dict[str, Any] | None = None
-
-
-_Size = Annotated[int, msgspec.Meta(ge=1)]
-_Pair = Annotated[list[_Size], msgspec.Meta(min_length=2, max_length=2)]
 
 
 class _Float8(msgspec.Struct):
@@ -236,8 +237,8 @@ def _float_group_packing(weights: _Weights, inputs: _Activations | None, layout:
     match weights.strategy or _strategy(weights.group_size):
         case "tensor" | "channel":
             return Packing("float-quantized", 8, None, symmetric=True)
-        case "block" if len(weights.block_structure or ()) == 2:
-            outputs, inputs_each = weights.block_structure or ()
+        case "block" if weights.block_structure is not None:
+            outputs, inputs_each = weights.block_structure
             return _checked(Packing("float-quantized", 8, inputs_each, symmetric=True, outputs=outputs))
         case other:
             raise _Refused(f"has a scale for each {other}; for each tensor, channel or block of 8-bit floats is served")

@@ -230,7 +230,7 @@ class GatedLinear:
         self._multiply: Callable[[Tensor], Tensor]
         quantized, quantized_kind = _quantized(weights)
         if quantized and quantized_kind is LinearKind.GPU_QUANTIZED and kind in (None, quantized_kind):
-            self.kind = quantized_kind
+            self.kind: LinearKind = quantized_kind
             self._multiply = self.product = QuantizedProduct(quantized, bias)
             return
         if quantized and native is not None and kind in (None, LinearKind.QUANTIZED):
