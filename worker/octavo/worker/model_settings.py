@@ -31,6 +31,9 @@ KV_CACHE_DTYPES = ("auto", *chain(*_KV_CACHE_DTYPES.values()))
 
 # What a model is to give of texts: as its own files say, tokens, or vectors that are pooled so.
 POOLINGS = ("auto", "none", "last", "mean", "cls")
+ATTENTION_BACKENDS = ("auto", "triton", "flashinfer")
+# The formats of --quantization by which a GPU multiplies as they are.
+_GPU_QUANTIZATION = ("q4_0", "q4_1")
 
 _COUNT = Whole(at_least=1)
 _MOST_BLOCKS = 2**31 - 1
@@ -203,6 +206,15 @@ class ModelSettings:
             _COUNT,
         ),
     ] = 256
+    attention_backend: Annotated[
+        str,
+        Option(
+            "--attention-backend",
+            "What computes the attention of prompts on a GPU: FlashInfer where it is installed and takes the model"
+            " (auto), only that (flashinfer), or Octavo's own kernels (triton), which compute all else.",
+            OneOf(ATTENTION_BACKENDS),
+        ),
+    ] = "auto"
     cuda_graphs: Annotated[
         bool,
         Option(
@@ -262,8 +274,11 @@ class ModelSettings:
                 f" wait for each other; give --threads {cores} at most"
             )
         self._check_kv_cache_dtype()
-        if self.quantization != "none" and self.device != "cpu":
-            raise ConfigError(f"--quantization {self.quantization} is for --device cpu; drop it on {self.device}")
+        self._check_quantization()
+        if self.attention_backend != "auto" and self.device != "cuda":
+            raise ConfigError(
+                f"--attention-backend {self.attention_backend} is for --device cuda; drop it on {self.device}"
+            )
         self._check_fake()
         self._check_ranks()
         self._check_draft_model()
@@ -279,10 +294,26 @@ class ModelSettings:
         apart = self.tp_rendezvous is not None and not self.is_local_follower
         return 1 if apart else self.tp
 
+    def own_device(self, rank: int) -> str:
+        """Returns the device of `rank`: ranks on one machine take one GPU each."""
+        apart = self.device == "cuda" and self.ranks_here > 1
+        return f"cuda:{rank}" if apart else self.device
+
     @property
     def is_local_follower(self) -> bool:
         """Tells whether the first rank has started this one, and speaks for it."""
         return bool(self.tp_rank) and (self.tp_rendezvous or "").startswith(LOCAL_SCHEME)
+
+    def _check_quantization(self) -> None:
+        if self.device == "cpu" or self.quantization == "none":
+            return
+        if self.device != "cuda":
+            raise ConfigError(f"--quantization {self.quantization} is for cpu and cuda; drop it on {self.device}")
+        if self.quantization not in _GPU_QUANTIZATION:
+            raise ConfigError(
+                f"--quantization {self.quantization} is for --device cpu; on cuda it takes"
+                f" {', '.join(_GPU_QUANTIZATION)}"
+            )
 
     def _check_kv_cache_dtype(self) -> None:
         here = ("auto", *_KV_CACHE_DTYPES.get(self.device, ()))

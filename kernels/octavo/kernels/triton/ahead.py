@@ -39,7 +39,7 @@ MODULES = (
     "sampling.stats",
     "write",
 )
-FITTED_MODULES = ("layers.matmul", "paged_variants")
+FITTED_MODULES = ("layers.float8", "layers.grouped", "layers.matmul", "layers.packed", "paged_variants")
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Launches the kernels of paged attention in configurations that follow from what the host knows."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,19 @@ from octavo.kernels.triton.tiles import Tiles, padded
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLengths:
+    """Holds what the host knows of the sequences of a step that are no decodes, in their order: tokens of this step,
+    and tokens in the cache once it has written its own."""
+
+    query_lens: Sequence[int]
+    context_lens: Sequence[int]
+
+
+# Of a step without prompts, or whose lengths only the device knows.
+NO_PROMPTS = PromptLengths((), ())
+
+
+@dataclass(frozen=True, slots=True)
 class TritonStep:
     """Holds the inputs that all layers of one KV group share in a step.
 
@@ -23,7 +37,8 @@ class TritonStep:
     sequence.
 
     On the host: the first `num_decodes` sequences have one query token each; `max_query_len` is at least the longest
-    query of the others, 0 if there is none, `max_context_len` at least the longest context; `window` 0: none.
+    query of the others, 0 if there is none, `max_context_len` at least the longest context; `window` 0: none;
+    `prompts` are their lengths, where these are known.
     """
 
     slot_mapping: Tensor
@@ -36,6 +51,7 @@ class TritonStep:
     num_tokens: int
     max_context_len: int
     window: int
+    prompts: PromptLengths = NO_PROMPTS
 
     @property
     def num_sequences(self) -> int:
@@ -60,6 +76,7 @@ class TritonStep:
             num_tokens=sum(batch.query_lens),
             max_context_len=max(batch.context_lens, default=0),
             window=batch.window,
+            prompts=PromptLengths(batch.query_lens[num_decodes:], batch.context_lens[num_decodes:]),
         )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from octavo.kernels.triton.attention import TritonStep
 from octavo.kernels.triton.inputs import prepare
+from octavo.kernels.triton.launch import PromptLengths
 from octavo.worker.gpu.transfer import upload
 from octavo.worker.models.decoder import LayerCache, PagedStep
 from octavo.worker.sequences import WorkerSequence, WorkItem
@@ -200,6 +201,7 @@ class StepInputs:
             num_decodes=num_decodes,
             max_query_len=max(lengths) if num_decodes < num_items else 0,
             max_context_len=max(item.end for item in items),
+            prompts=PromptLengths(lengths[num_decodes:], [item.end for item in items[num_decodes:]]),
         )
 
     def _numbers(self, items: list[WorkItem]) -> "np.ndarray[Any, np.dtype[np.int32]]":

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from octavo.kernels.choice import AttentionChoice, choose_attention
+from octavo.kernels.choice import AttentionChoice, BackendUnavailable, choose_attention
 from octavo.kernels.native.build import source_hash
 from octavo.runtime.models.directory import fingerprint, model_name
 from octavo.wire.pooling import PoolingModel
@@ -26,8 +26,9 @@ from octavo.worker.kv_store.loan import Payload
 from octavo.worker.loading.load_format import release_free_memory
 from octavo.worker.loading.weights import WeightsError
 from octavo.worker.model_settings import DTYPES, KV_CACHE_DTYPES, ModelSettings
+from octavo.worker.models import gpu_linear
 from octavo.worker.models.compiled import CompiledLlama, compiled, obstacle
-from octavo.worker.models.config_file import ModelConfigError, is_quantized
+from octavo.worker.models.config_file import ModelConfigError, has_quantized_integers, is_quantized
 from octavo.worker.models.decoder import Decoder
 from octavo.worker.models.fused import FusedLlama
 from octavo.worker.models.kernel_race import kernel_path
@@ -158,6 +159,9 @@ class ModelRunner:
     def _load(self, directory: Path, pooling: DecoderPooling | None) -> AttentionChoice:
         """Loads the model and compiles it where it can be; returns the attention that it takes."""
         settings = self._settings
+        by_numbers = settings.exact and gpu_linear.on_gpu(self._device)
+        if by_numbers and is_quantized(directory):
+            logger.info("quantised weights become %s: --numerics exact multiplies by numbers on a GPU", self._dtype)
         model: Decoder
         if pooling is not None:
             model, self._head = load_decoder(directory, settings, self._dtype, pooling)
@@ -170,7 +174,7 @@ class ModelRunner:
                 load_format=settings.load_format,
                 model_impl=settings.model_impl,
                 quantization=settings.quantization,
-                dequantized=settings.dequantized,
+                dequantized=settings.dequantized or by_numbers,
                 group=self._group,
             )
         release_free_memory()
@@ -222,7 +226,7 @@ class ModelRunner:
 
     def _placed(self, model: Decoder, directory: Path, settings: ModelSettings) -> LoadedDraft:
         """Lays the draft model's keys and values out in the model's blocks, and compiles it where it can be."""
-        dtype, quantized = _torch_dtype(settings, self._device, directory), is_quantized(directory)
+        dtype, quantized = _torch_dtype(settings, self._device, directory), has_quantized_integers(directory)
         cache_dtype = _cache_dtype("auto", dtype, self._device, quantized=quantized)
         placed = DraftLayout.of(model.config, self.kv_groups, self.block_size, cache_dtype)
         choice = choose_attention(placed.layout.cache_shape, self._device, dtype)
@@ -240,7 +244,19 @@ class ModelRunner:
     def _attend_over(self, model: Decoder, cache_dtype: torch.dtype) -> AttentionChoice:
         """Lays out a cache of `cache_dtype` for `model`; returns the attention that it takes."""
         self._layout = KVLayout.of(model.config, self.block_size, cache_dtype)
-        return choose_attention(self._layout.cache_shape, self._device, self._dtype, exact=self._settings.exact)
+        settings = self._settings
+        try:
+            return choose_attention(
+                self._layout.cache_shape,
+                self._device,
+                self._dtype,
+                exact=settings.exact,
+                backend=settings.attention_backend,
+            )
+        except BackendUnavailable as error:
+            raise ModelRunnerError(
+                f"--attention-backend {settings.attention_backend} cannot be had: {error}; or leave it out"
+            ) from error
 
     def _make_cache(self, choice: AttentionChoice) -> None:
         # The bytes of all ranks together, whose shares may differ.
@@ -437,6 +453,7 @@ def _torch_dtype(settings: ModelSettings, device: torch.device, directory: Path)
 
 
 def _is_quantized(settings: ModelSettings, device: torch.device, directory: Path) -> bool:
-    """Tells whether the model has quantised weights that are multiplied as they are."""
-    stored = settings.load_format != "dummy" and is_quantized(directory)
-    return device.type == "cpu" and not settings.dequantized and (stored or settings.quantization != "none")
+    """Tells whether the model has quantised weights that a CPU multiplies by as they are."""
+    stored = settings.load_format != "dummy" and has_quantized_integers(directory)
+    on_cpu = not gpu_linear.on_gpu(device)
+    return on_cpu and not settings.dequantized and (stored or settings.quantization != "none")
