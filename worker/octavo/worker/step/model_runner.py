@@ -18,6 +18,7 @@ import torch
 
 from octavo.kernels.choice import AttentionChoice, choose_attention
 from octavo.kernels.native.build import source_hash
+from octavo.kernels.triton.devices import FP8_FROM, takes_fp8
 from octavo.runtime.models.directory import fingerprint, model_name
 from octavo.wire.steps import BlockMoves, KVGroup, ModelInfo
 from octavo.worker.kv_store.identity import StoreIdentity
@@ -77,8 +78,6 @@ def model_obstacle(model: Decoder, attention: AttentionChoice) -> str | None:
 _AUTO_DTYPE = "bfloat16"
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
 _CACHE_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "int8": torch.int8}
-# The compute capability from which on kernels convert to and from fp8.
-_FP8_FROM = (8, 9)
 
 
 class ModelRunnerError(Exception):
@@ -370,16 +369,13 @@ def _cache_dtype(name: str, dtype: torch.dtype, device: torch.device, *, quantiz
         return torch.bfloat16 if quantized else dtype
     if name != "fp8":
         return _CACHE_DTYPES[name]
-    if (capability := torch.cuda.get_device_capability(device)) < _FP8_FROM:
+    major, minor = torch.cuda.get_device_capability(device)
+    if not takes_fp8(10 * major + minor):
         raise ModelRunnerError(
-            f"--kv-cache-dtype {name} takes a GPU of compute capability {_dotted(_FP8_FROM)} or higher (Ada, Hopper and"
-            f" later); {device} has {_dotted(capability)}: leave it out"
+            f"--kv-cache-dtype {name} takes a GPU of compute capability {FP8_FROM / 10} or higher (Ada, Hopper and"
+            f" later); {device} has {major}.{minor}: leave it out"
         )
     return torch.float8_e4m3fn
-
-
-def _dotted(capability: tuple[int, int]) -> str:
-    return ".".join(map(str, capability))
 
 
 def _torch_device(name: str) -> torch.device:
