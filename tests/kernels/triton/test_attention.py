@@ -275,7 +275,7 @@ def test_the_first_layer_of_a_step_lists_its_work(monkeypatch: pytest.MonkeyPatc
     batch = on_a_gpu(random_batch(lengths=[(1, 60), (1, 20)], kv_heads=1), device)
     step = step_of(batch)
     assert torch.equal(attend(batch, step), attend(batch, step))
-    assert [work.counts.tolist() for work in made] == [[4, 0]]
+    assert [work.counts.tolist() for work in made] == [[3, 0]]
     attend(batch, replace(step, max_context_len=61))
     assert len(made) == 2
 

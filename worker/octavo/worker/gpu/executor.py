@@ -4,6 +4,7 @@ back."""
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -16,15 +17,15 @@ from octavo.worker.gpu import sampler
 from octavo.worker.gpu.graphs import DecodeGraphs, Outputs
 from octavo.worker.gpu.inputs import SequenceRows, StepInputs, decodes_first
 from octavo.worker.gpu.launched import GpuStep, Moves, Part, device_errors
+from octavo.worker.gpu.logprobs import launch_prompt_logprobs
 from octavo.worker.gpu.transfer import mark, upload
 from octavo.worker.model_settings import ModelSettings
 from octavo.worker.models.decoder import Decoder, PagedStep
 from octavo.worker.models.fused import FusedLlama
-from octavo.worker.runner import LaunchedStep
+from octavo.worker.runner import LaunchedStep, Settle, nothing_pending
 from octavo.worker.sampling.grammar_masks import masks_of
 from octavo.worker.sampling.grammars import Grammars
-from octavo.worker.sampling.logprobs import prompt_logprobs
-from octavo.worker.sequences import WorkerSequence, WorkItem
+from octavo.worker.sequences import Chooser, WorkerSequence, WorkItem
 from octavo.worker.step.batch import LogitRows, logit_rows
 from octavo.worker.step.forward import Paging
 from octavo.worker.step.kv_cache import KVCache
@@ -64,8 +65,8 @@ def _item(paging: Paging, start: int, num_tokens: int) -> WorkItem:
 class GpuExecutor:
     """Runs steps of `model` over the blocks of `cache`, decode steps as CUDA graphs.
 
-    `launch` waits for the device only for swaps that the step depends on and for prompt logprobs. A step that finds no
-    memory is computed without drafts, and then in halves.
+    `launch` waits for the device only where a grammar needs the tokens of the step before, and then after the model has
+    been given this step's work. A step that finds no memory is computed without drafts, and then in halves.
     """
 
     def __init__(
@@ -77,8 +78,8 @@ class GpuExecutor:
         self._grammars = grammars
         self._device = paging.device
         width = -(-paging.max_model_len // paging.block_size)
-        # One row more, which belongs to no sequence.
-        self._rows = SequenceRows(len(paging.groups), width, paging.device, settings.max_num_seqs + 1)
+        # Those of a step under way and of the next, which may be others; and one more, which belongs to no sequence.
+        self._rows = SequenceRows(len(paging.groups), width, paging.device, 2 * settings.max_num_seqs + 1)
         self._inputs = StepInputs(paging, cache.layers, self._rows, settings.graph_batch)
         self._generation = 0
         self._graphs = self._captured(settings)
@@ -91,8 +92,8 @@ class GpuExecutor:
         return self._rows.nbytes + self._inputs.nbytes
 
     @torch.inference_mode()
-    def launch(self, moves: BlockMoves, items: list[WorkItem]) -> LaunchedStep:
-        """Queues a step. Raises `DeviceLostError` if the device has stopped working."""
+    def launch(self, moves: BlockMoves, items: list[WorkItem], settle: Settle = nothing_pending) -> LaunchedStep:
+        """Queues a step. Raises `DeviceLostError` if the device has stopped working, and what `settle` raises."""
         began = time.monotonic_ns()
         with device_errors():
             self._cache.move(moves)
@@ -100,7 +101,12 @@ class GpuExecutor:
                 self._cache.finish_moves()
                 return Moves(mark(self._device))
             self._cache.before_writing(_written_blocks(items, self._paging.block_size))
-            parts = self._launch(decodes_first(items))
+            try:
+                parts = self._launch(decodes_first(items), settle)
+            finally:
+                if self._cache.num_cpu_blocks:
+                    # As the tables are now: they change while the device computes.
+                    self._cache.used([tuple(table) for item in items for table in item.sequence.block_tables])
             # The copies of the results were queued by the parts.
             ended = mark(self._device)
         return GpuStep(items, parts, (time.monotonic_ns() - began) // 1000, ended)
@@ -139,9 +145,9 @@ class GpuExecutor:
             return DecodeGraphs(self._decode, settings.graph_batch, self._device, captured=False)
         return graphs
 
-    def _launch(self, items: list[WorkItem]) -> list[Part]:
+    def _launch(self, items: list[WorkItem], settle: Settle) -> list[Part]:
         try:
-            return [self._launch_batch(items)]
+            return [self._launch_batch(items, settle)]
         except torch.OutOfMemoryError:
             if len(items) == 1 and items[0].num_tokens == 1:
                 raise
@@ -149,12 +155,12 @@ class GpuExecutor:
         torch.cuda.empty_cache()
         if any(item.draft for item in items):
             logger.warning("no memory for %d tokens and guesses in one go; leaving the guesses out", _num_tokens(items))
-            return self._launch([item.without_draft() for item in items])
+            return self._launch([item.without_draft() for item in items], settle)
         logger.warning("no memory for %d tokens in one go; computing them in two", _num_tokens(items))
         first, second = halves(items)
-        return [*self._launch(first), *self._launch(second)]
+        return [*self._launch(first, settle), *self._launch(second, settle)]
 
-    def _launch_batch(self, items: list[WorkItem]) -> Part:
+    def _launch_batch(self, items: list[WorkItem], settle: Settle) -> Part:
         wanted = logit_rows(items)
         self._send_tables(items)
         compute = self._prepared(items, wanted)
@@ -162,21 +168,33 @@ class GpuExecutor:
         began = mark(self._device)
         choosing, watched, prompt = compute()
         computed = mark(self._device)
-        # The masks are made while the device computes.
-        masks = masks_of(wanted.choosers, self._grammars)
-        choices = sampler.launch(choosing, wanted.choosers, masks)
         broken = sampler.launch_broken(watched, wanted.watched)
-        prompts, failed = prompt_logprobs(
+        prompts = launch_prompt_logprobs(
             wanted.prompt_spans, lambda first, last: self._model.logits(prompt[first:last])
         )
+        # The step before ends, and masks are made, while the device computes this one.
+        choosers = _settled(wanted.choosers, settle)
+        masks = masks_of(choosers, self._grammars)
+        choices = sampler.launch(choosing, choosers, masks, self._last_tokens(choosers))
         # This comes last: if memory runs out before, the same tokens are read once more.
-        self._keep_tokens(wanted, choices.tokens)
-        return Part(began, computed, choices, broken, prompts, failed, masks.times)
+        self._keep_tokens(choosers, choices.tokens)
+        return Part(began, computed, choices, broken, prompts, masks.times)
+
+    def _last_tokens(self, choosers: list[Chooser]) -> Tensor | None:
+        """Returns the last tokens of `choosers`, [choosers] int64 on the device, if one is to be read that only the
+        device knows."""
+        if not any(each.sampling.is_penalised and each.sequence.has_pending_token for each in choosers):
+            return None
+        rows = [self._row_of_tokens(each) for each in choosers]
+        return self._rows.next_tokens.index_select(0, _places(rows, self._device))
+
+    def _row_of_tokens(self, chooser: Chooser) -> int:
+        """Returns the row where the last token of `chooser` is kept; nobody's for one that has failed."""
+        sequence = chooser.sequence
+        return self._rows.discard_row if sequence.failure else self._rows.row_of(sequence)
 
     def _send_tables(self, items: list[WorkItem]) -> None:
-        for item in items:
-            for sequence in item.members:
-                self._rows.row_of(sequence)
+        self._rows.assign(sequence for item in items for sequence in item.members)
         if self._rows.generation != self._generation:
             self._generation = self._rows.generation
             self._graphs.drop()
@@ -205,15 +223,29 @@ class GpuExecutor:
         hidden = self._model.forward(self._inputs.decode_step(size))
         return hidden, self._model.logits(hidden)
 
-    def _keep_tokens(self, wanted: LogitRows, tokens: Tensor) -> None:
+    def _keep_tokens(self, choosers: list[Chooser], tokens: Tensor) -> None:
         """Keeps the chosen tokens on the device for the next step; those of beams the scheduler chooses, and after a
         draft it waits for the answer."""
         rows = [
-            self._rows.discard_row if chooser.sampling.beam or chooser.draft else self._rows.row_of(chooser.sequence)
-            for chooser in wanted.choosers
+            self._rows.discard_row if chooser.sampling.beam or chooser.draft else self._row_of_tokens(chooser)
+            for chooser in choosers
         ]
         if rows:
             self._rows.next_tokens.index_copy_(0, _places(rows, self._device), tokens)
+
+
+def _settled(choosers: list[Chooser], settle: Settle) -> list[Chooser]:
+    """Returns `choosers` once all tokens that the CPU must read are known: a sequence that has failed meanwhile has
+    none, and chooses without a grammar what nobody will see."""
+    if not any(each.sequence.reads_generated and each.sequence.has_pending_token for each in choosers):
+        return choosers
+    settle()
+    return [_plain(each) if each.sequence.failure else each for each in choosers]
+
+
+def _plain(chooser: Chooser) -> Chooser:
+    sequence = replace(chooser.sequence, sampling=SamplingParams(max_tokens=chooser.sampling.max_tokens))
+    return Chooser(sequence, chooser.draft, chooser.num_drafted)
 
 
 def halves(items: list[WorkItem]) -> tuple[list[WorkItem], list[WorkItem]]:

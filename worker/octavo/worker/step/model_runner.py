@@ -33,7 +33,7 @@ from octavo.worker.models.fused import FusedLlama
 from octavo.worker.models.kernel_race import kernel_path
 from octavo.worker.models.llama import LlamaModel
 from octavo.worker.models.registry import load_model
-from octavo.worker.runner import BlockContents, LaunchedStep, StepOutput
+from octavo.worker.runner import BlockContents, LaunchedStep, Settle, StepOutput, nothing_pending
 from octavo.worker.sampling.grammars import Grammars
 from octavo.worker.sequences import WorkItem
 from octavo.worker.step.block_bytes import BlockBytes
@@ -284,13 +284,13 @@ class ModelRunner:
 
         return GpuExecutor(self._model, self._kv_cache, self._paging, self.grammars, self._settings)
 
-    def launch(self, moves: BlockMoves, items: list[WorkItem]) -> LaunchedStep:
+    def launch(self, moves: BlockMoves, items: list[WorkItem], settle: Settle = nothing_pending) -> LaunchedStep:
         """Launches a step that carries out `moves`, then computes `items` as one batch.
 
         A sequence fails alone if it can choose no token, or if the model's output for it is not finite. Raises
         `ValueError` on moves or tables that name no block.
         """
-        return self.executor.launch(moves, items)
+        return self.executor.launch(moves, items, settle)
 
     def execute(self, moves: BlockMoves, items: list[WorkItem]) -> StepOutput:
         """Runs a step as `launch` does, and waits for its output."""
