@@ -106,7 +106,9 @@ class TritonAttention:
         )
         if problem.group > MAX_GROUP:
             raise ValueError(f"{problem.group} query heads share a KV head; the kernels take up to {MAX_GROUP}")
-        output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        # Nothing attends for padding, which is to hold numbers all the same.
+        make = torch.zeros if step.most_chunk_tokens else torch.empty
+        output = make(query.shape, dtype=query.dtype, device=query.device)
         for share in self._shares(problem):
             launch.attend(problem, share, output)
         return output
@@ -142,10 +144,13 @@ class TritonAttention:
         step = problem.step
         tiles = prefill_tiles(problem.group, problem.head_dim, problem.query.dtype, step.max_query_len)
         tiles = self._fitted(tiles, problem)
-        tokens = step.num_tokens - step.num_decodes
+        tokens = step.most_chunk_tokens or step.num_tokens - step.num_decodes
         share = SequenceRange(step.num_decodes, step.num_sequences, tokens, step.max_query_len, tiles)
-        programs = share.num_tiles(problem.group) * problem.kv_heads
-        splits = num_splits(programs, step.most_seen(step.max_query_len), self._multiprocessors)
+        # Of a captured step's sequences most are not there.
+        num_tiles = (
+            tokens // (tiles.rows // problem.group) + 1 if step.most_chunk_tokens else share.num_tiles(problem.group)
+        )
+        splits = num_splits(num_tiles * problem.kv_heads, step.most_seen(step.max_query_len), self._multiprocessors)
         return SequenceRange(step.num_decodes, step.num_sequences, tokens, step.max_query_len, tiles, num_splits=splits)
 
     def _decode_splits(self, problem: Problem) -> int:

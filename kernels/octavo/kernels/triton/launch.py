@@ -24,7 +24,9 @@ class TritonStep:
     sequence.
 
     On the host: the first `num_decodes` sequences have one query token each; `max_query_len` is at least the longest
-    query of the others, 0 if there is none, `max_context_len` at least the longest context; `window` 0: none.
+    query of the others, 0 if there is none, `max_context_len` at least the longest context; `window` 0: none. The
+    others have at most `most_chunk_tokens` tokens, in any rows, or with 0 all that are not of decodes: a captured step
+    has places for more decodes than there are, and padding behind all.
 
     `work` keeps the lists of the step's work: its first layer makes them, the others read them.
     """
@@ -39,6 +41,7 @@ class TritonStep:
     num_tokens: int
     max_context_len: int
     window: int
+    most_chunk_tokens: int = 0
     work: dict[tuple["SequenceRange", int, int, int], WorkList] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )

@@ -14,7 +14,8 @@ from torch import Tensor
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import BlockMove, BlockMoves
 from octavo.worker.gpu import sampler
-from octavo.worker.gpu.graphs import DecodeGraphs, Outputs
+from octavo.worker.gpu.chunk_inputs import ChunkInputs
+from octavo.worker.gpu.graphs import CapturePlace, Outputs, StepGraphs, chunk_sizes, graph_sizes
 from octavo.worker.gpu.inputs import SequenceRows, StepInputs, decodes_first
 from octavo.worker.gpu.launched import GpuStep, Moves, Part, device_errors
 from octavo.worker.gpu.logprobs import launch_prompt_logprobs
@@ -63,7 +64,8 @@ def _item(paging: Paging, start: int, num_tokens: int) -> WorkItem:
 
 
 class GpuExecutor:
-    """Runs steps of `model` over the blocks of `cache`, decode steps as CUDA graphs.
+    """Runs steps of `model` over the blocks of `cache`: decode steps, and those with few tokens of prompts, as CUDA
+    graphs.
 
     `launch` waits for the device only where a grammar needs the tokens of the step before, and then after the model has
     been given this step's work. A step that finds no memory is computed without drafts, and then in halves.
@@ -81,15 +83,17 @@ class GpuExecutor:
         # Those of a step under way and of the next, which may be others; and one more, which belongs to no sequence.
         self._rows = SequenceRows(len(paging.groups), width, paging.device, 2 * settings.max_num_seqs + 1)
         self._inputs = StepInputs(paging, cache.layers, self._rows, settings.graph_batch)
+        most_tokens = max(settings.graph_tokens, 1)
+        self._chunk_inputs = ChunkInputs(paging, cache.layers, self._rows, settings.graph_batch, most_tokens)
         self._generation = 0
-        self._graphs = self._captured(settings)
+        self._graphs, self._chunk_graphs = self._captured(settings)
         if self._device.type == "cuda":
             self._warm_up(settings.max_num_batched_tokens)
 
     @property
     def table_bytes(self) -> int:
         """Returns the bytes that the executor keeps on the device throughout, beside model, blocks and graphs."""
-        return self._rows.nbytes + self._inputs.nbytes
+        return self._rows.nbytes + self._inputs.nbytes + self._chunk_inputs.nbytes
 
     @torch.inference_mode()
     def launch(self, moves: BlockMoves, items: list[WorkItem], settle: Settle = nothing_pending) -> LaunchedStep:
@@ -125,25 +129,35 @@ class GpuExecutor:
         sampler.warm_up(logits)
         if num_blocks > 1:
             self._cache.move(BlockMoves(copy=[BlockMove(0, 1)]))
+        # Steps with drafts or prompt logprobs launch what others have captured.
+        chunk_graphs, self._chunk_graphs = self._chunk_graphs, self._no_graphs()
         for item in warm_up_items(self._paging, num_blocks, most_tokens):
             self.launch(BlockMoves(), [item]).output()
             self.forget([item.sequence.sequence_id])
+        self._chunk_graphs = chunk_graphs
         logger.info("warmed up in %.1f s", time.monotonic() - began)
 
     @torch.inference_mode()
-    def _captured(self, settings: ModelSettings) -> DecodeGraphs:
-        """Captures the decode steps. Models of transformers may use operations that cannot be captured; Octavo's own
-        must not."""
+    def _captured(self, settings: ModelSettings) -> tuple[StepGraphs, StepGraphs]:
+        """Captures the decode steps, and those with chunks of prompts. Models of transformers may use operations that
+        cannot be captured; Octavo's own must not."""
         captured = settings.cuda_graphs and self._device.type == "cuda"
-        graphs = DecodeGraphs(self._decode, settings.graph_batch, self._device, captured=captured)
+        place, sizes = CapturePlace(self._device), graph_sizes(settings.graph_batch)
+        tokens = chunk_sizes(settings.graph_tokens if settings.cuda_graphs else 0)
+        graphs = StepGraphs(self._decode, sizes, place, captured=captured)
+        chunks = StepGraphs(self._chunks, tokens, place, captured=captured)
         try:
             graphs.capture_all()
+            chunks.capture_all()
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError) or isinstance(self._model, FusedLlama):
                 raise
-            logger.warning("decode steps of this model cannot be captured, and run slower for it: %s", error)
-            return DecodeGraphs(self._decode, settings.graph_batch, self._device, captured=False)
-        return graphs
+            logger.warning("steps of this model cannot be captured, and run slower for it: %s", error)
+            return StepGraphs(self._decode, sizes, place, captured=False), self._no_graphs()
+        return graphs, chunks
+
+    def _no_graphs(self) -> StepGraphs:
+        return StepGraphs(self._chunks, [], CapturePlace(self._device), captured=False)
 
     def _launch(self, items: list[WorkItem], settle: Settle) -> list[Part]:
         try:
@@ -180,6 +194,9 @@ class GpuExecutor:
         self._keep_tokens(choosers, choices.tokens)
         return Part(began, computed, choices, broken, prompts, masks.times)
 
+    def _chunks(self, size: int) -> Outputs:
+        return (self._model.forward(self._chunk_inputs.step(size)),)
+
     def _last_tokens(self, choosers: list[Chooser]) -> Tensor | None:
         """Returns the last tokens of `choosers`, [choosers] int64 on the device, if one is to be read that only the
         device knows."""
@@ -198,6 +215,7 @@ class GpuExecutor:
         if self._rows.generation != self._generation:
             self._generation = self._rows.generation
             self._graphs.drop()
+            self._chunk_graphs.drop()
         self._rows.send_tables(item.sequence for item in items)
 
     def _prepared(self, items: list[WorkItem], wanted: LogitRows) -> Callable[[], _Computed]:
@@ -206,15 +224,32 @@ class GpuExecutor:
             size = self._graphs.padded(len(items))
             self._inputs.fill(items, size)
             return partial(self._replay, size, wanted)
+        if self._is_captured(items, wanted):
+            size = self._chunk_graphs.padded(_num_tokens(items))
+            self._chunk_inputs.fill(items, wanted.rows, size)
+            return partial(self._replay_chunks, size, wanted)
         return partial(self._forward, self._inputs.step(items, wanted.rows), wanted)
+
+    def _is_captured(self, items: list[WorkItem], wanted: LogitRows) -> bool:
+        """Tells whether there is a graph for chunks and decodes like `items`, each of which wants one row at most."""
+        if _num_tokens(items) > self._chunk_graphs.largest or wanted.prompt_spans:
+            return False
+        return not any(item.looks_ahead for item in items) and self._chunk_inputs.fits(items)
 
     def _replay(self, size: int, wanted: LogitRows) -> _Computed:
         hidden, logits = self._graphs.replay(size)
         choosers = _rows(logits, [wanted.rows[index] for index in wanted.chooser_rows])
         return choosers, _rows(hidden, wanted.rows[wanted.num_choosing :]), hidden[:0]
 
+    def _replay_chunks(self, size: int, wanted: LogitRows) -> _Computed:
+        [hidden] = self._chunk_graphs.replay(size)
+        return self._computed(hidden[: len(wanted.rows)], wanted)
+
     def _forward(self, step: PagedStep, wanted: LogitRows) -> _Computed:
-        hidden = self._model.forward(step)
+        return self._computed(self._model.forward(step), wanted)
+
+    def _computed(self, hidden: Tensor, wanted: LogitRows) -> _Computed:
+        """Divides the hidden states of the `wanted` rows, and computes the logits of those that choose."""
         counts = [wanted.num_choosing, len(wanted.watched)]
         choosing, watched, prompt = torch.split(hidden, [*counts, len(hidden) - sum(counts)])
         return _rows(self._model.logits(choosing), wanted.chooser_rows), watched, prompt

@@ -123,6 +123,14 @@ def decodes_first(items: list[WorkItem]) -> list[WorkItem]:
     return sorted(items, key=lambda item: item.num_tokens > 1)
 
 
+def token_numbers(items: list[WorkItem], rows: SequenceRows) -> "np.ndarray[Any, np.dtype[np.int32]]":
+    """Returns [3, tokens]: known ids (`PENDING_TOKEN` where only the device knows them), positions, and rows."""
+    tokens = [token for item in items for token in item.token_ids]
+    positions = [position for item in items for position in range(item.start, item.end)]
+    places = [row for item in items for row in [rows.row_of(item.sequence)] * item.num_tokens]
+    return np.array([tokens, positions, places], dtype=np.int32)
+
+
 class StepInputs:
     """Makes the inputs of steps over sequences whose `rows` are up to date.
 
@@ -168,7 +176,7 @@ class StepInputs:
 
     def fill(self, items: list[WorkItem], size: int) -> None:
         """Puts `items` of one token each into the first places of the buffers, and padding into the rest of `size`."""
-        tokens, positions, rows = upload(self._numbers(items), self._paging.device)
+        tokens, positions, rows = upload(token_numbers(items, self._rows), self._paging.device)
         prepare(
             tokens,
             positions,
@@ -187,7 +195,7 @@ class StepInputs:
         lengths = [item.num_tokens for item in items]
         num_tokens, num_items = sum(lengths), len(items)
         sections = [
-            *self._numbers(items),
+            *token_numbers(items, self._rows),
             np.array([self._rows.row_of(item.sequence) for item in items], dtype=np.int32),
             np.array([item.end for item in items], dtype=np.int32),
             np.array(list(accumulate(lengths, initial=0)), dtype=np.int32),
@@ -224,13 +232,6 @@ class StepInputs:
             max_query_len=max(lengths) if num_decodes < num_items else 0,
             max_context_len=max(item.end for item in items),
         )
-
-    def _numbers(self, items: list[WorkItem]) -> "np.ndarray[Any, np.dtype[np.int32]]":
-        """Returns [3, tokens]: known ids (`PENDING_TOKEN` where only the device knows them), positions, and rows."""
-        tokens = [token for item in items for token in item.token_ids]
-        positions = [position for item in items for position in range(item.start, item.end)]
-        rows = [row for item in items for row in [self._rows.row_of(item.sequence)] * item.num_tokens]
-        return np.array([tokens, positions, rows], dtype=np.int32)
 
     def _step(self, input_ids: Tensor, positions: Tensor, slots: Tensor, wanted: Tensor, **lengths: Any) -> PagedStep:
         paging = self._paging
