@@ -11,7 +11,7 @@ from torch import Tensor
 
 from octavo.testing.oracles.choosers import assert_follows, chooser, choosing_sequence, chosen, drawn, softmax
 from octavo.worker.sampling.grammar_masks import NO_MASKS
-from octavo.worker.sampling.logits_processors import is_processed, process
+from octavo.worker.sampling.logits_processors import _with_pending, is_processed, process
 from octavo.worker.sequences import PENDING_TOKEN, Chooser, WorkerSequence
 
 VOCAB_SIZE = 60
@@ -188,3 +188,12 @@ def test_a_token_that_only_the_device_knows_counts_as_if_it_were_known(features:
     for each, token in zip(waiting, last, strict=False):
         each.sequence.token_ids[-1] = token
     assert torch.equal(processed(logits, waiting), found)
+
+
+def test_a_pending_token_that_has_a_place_already_counts_alike_in_both() -> None:
+    """A device writes the two in any order."""
+    at, counts = torch.tensor([3, 5, VOCAB_SIZE + 3]), torch.tensor([1.0, 2.0, 0.0])
+    rows = torch.tensor([0, 0, 1, 0, 1])
+    places, new = _with_pending(at, counts, rows, torch.tensor([5, 7]), VOCAB_SIZE)
+    assert places.tolist() == [3, 5, VOCAB_SIZE + 3, 5, VOCAB_SIZE + 7]
+    assert new.tolist() == [1, 3, 0, 3, 1]

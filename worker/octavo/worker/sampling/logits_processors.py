@@ -181,7 +181,7 @@ def _penalise(logits: Tensor, choosers: list[Chooser], edits: list[LogitEdits], 
     rows = np.concatenate((np.repeat(np.arange(len(choosers)), lengths), np.array(pending, dtype=np.int64)))
     if pending:
         assert last_tokens is not None, "a pending token stands in `last_tokens`"
-        at, counts = _with_pending(at, counts, upload(rows, logits.device), pending, last_tokens, logits.shape[1])
+        at, counts = _with_pending(at, counts, upload(rows, logits.device), last_tokens, logits.shape[1])
 
     def per_token(values: list[float]) -> Tensor:
         return upload(np.array(values, dtype=np.float32)[rows], logits.device)
@@ -197,10 +197,10 @@ def _penalise(logits: Tensor, choosers: list[Chooser], edits: list[LogitEdits], 
 
 
 def _with_pending(
-    at: Tensor, counts: Tensor, rows: Tensor, pending: list[int], last_tokens: Tensor, vocab_size: int
+    at: Tensor, counts: Tensor, rows: Tensor, last_tokens: Tensor, vocab_size: int
 ) -> tuple[Tensor, Tensor]:
-    """Returns the places `at` of tokens and their `counts` as they are with the last token of each of the `pending`
-    rows. `rows` ([tokens + pending]) says whose each is.
+    """Returns the places `at` of tokens and their `counts` as they are with the pending tokens of some rows, which
+    `last_tokens` holds. `rows` ([tokens + pending]) says whose each is.
 
     Such a token gets a place of its own at the end. Where it has one already, both have the same count, so that the two
     are penalised to the same number.
