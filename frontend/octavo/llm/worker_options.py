@@ -18,6 +18,7 @@ class WorkerOptions:
     draft_model: str | None = None
     kv_cache_dtype: str | None = None
     numerics: str | None = None
+    pooling: str | None = None
     block_size: int | None = None
     kv_cache_memory: int | str | None = None
     num_blocks: int | None = None

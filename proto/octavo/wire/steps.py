@@ -157,6 +157,11 @@ class WorkerHello(Message, frozen=True):
     block_server: Annotated[BlockServer | None, since(9)] = None
     role: Annotated[WorkerRole, since(9)] = WorkerRole.BOTH
 
+    @property
+    def gathers(self) -> bool:
+        """Tells whether the worker must compute each text from its first token on, without a stop elsewhere."""
+        return self.model.pooling is not None and self.model.pooling.gathers
+
 
 class WorkerWelcome(Fenced, frozen=True):
     """The worker's replica will get plans of this epoch."""

@@ -29,6 +29,9 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 _KV_CACHE_DTYPES = MappingProxyType({"cpu": ("bfloat16", "float32", "int8"), "cuda": ("fp8",)})
 KV_CACHE_DTYPES = ("auto", *chain(*_KV_CACHE_DTYPES.values()))
 
+# What a model is to give of texts: as its own files say, tokens, or vectors that are pooled so.
+POOLINGS = ("auto", "none", "last", "mean", "cls")
+
 _COUNT = Whole(at_least=1)
 _MOST_BLOCKS = 2**31 - 1
 
@@ -100,6 +103,15 @@ class ModelSettings:
         ),
     ] = "auto"
     numerics: Annotated[str, NUMERICS] = "default"
+    pooling: Annotated[
+        str,
+        Option(
+            "--pooling",
+            "What the model makes of a text: what its own files say (auto), the tokens that follow (none), or a vector"
+            " of its tokens' states: the last, their mean, or the first (cls).",
+            OneOf(POOLINGS),
+        ),
+    ] = "auto"
     block_size: Annotated[int, Option("--block-size", "Tokens in a KV block.", Whole(1, MAX_BLOCK_SIZE))] = (
         DEFAULT_BLOCK_SIZE
     )

@@ -527,11 +527,6 @@ class RequestGroup(_Group):
 
 
 @dataclass(slots=True, eq=False)
-class PoolingGroup(RequestGroup):
-    """A request for the model's output of its prompt, which ends with that: no token follows the prompt."""
-
-
-@dataclass(slots=True, eq=False)
 class PrefixGroup(_Group):
     """The scheduler's own request, which computes the prefix of this name on one replica, to be pinned there. It is
     never swapped out, accused of a worker's death or tried on another replica."""

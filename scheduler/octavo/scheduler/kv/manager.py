@@ -630,12 +630,12 @@ def paged_memory(hello: WorkerHello, config: SchedulerConfig, census: BlockCensu
         hello.num_blocks,
         hello.block_size,
         watermark=config.watermark,
-        prefix_caching=config.prefix_caching and bool(hello.kv_groups),
+        prefix_caching=config.prefix_caching and bool(hello.kv_groups) and not hello.gathers,
         windows=[group.window for group in hello.kv_groups],
         num_cpu_blocks=hello.num_cpu_blocks,
         # Workers before that refuse plans that move blocks both ways.
         cpu_tier=hello.schema_version >= 9 and moves_pay(hello),
-        disk=hello.kv_disk if disk_pays(hello) else None,
+        disk=hello.kv_disk if disk_pays(hello) and not hello.gathers else None,
         server=hello.block_server,
         census=census,
     )

@@ -1,5 +1,6 @@
 """config.json as the Llama family reads it: the keys that decide the result, with the family's defaults."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,8 @@ _MOST = (1 << 31) - 1
 # A limit of layers, some ten times as many as any model has. Configurations list something for each, in every class
 # that reads them.
 MAX_LAYERS = 2048
+# How transformers calls the same layers without a head, and with one for classes.
+_OTHER_HEADS = re.compile("(Model|ForSequenceClassification)$")
 _LAYER_KEYS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_encoder_layers", "num_decoder_layers")
 _Count = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
 _Factor = Annotated[float, msgspec.Meta(gt=0.0)]
@@ -102,15 +105,16 @@ class _Quantized(msgspec.Struct):
     quantization_config: dict[str, Any] | None = None
 
 
-def read_config_file(path: Path) -> tuple[Architecture, ConfigFile]:
-    """Reads the file at `path` and returns the architecture that it names, and its values. Raises `ModelConfigError`.
+def read_config_file(path: Path, *, headless: bool = False) -> tuple[Architecture, ConfigFile]:
+    """Reads the file at `path` and returns the architecture that it names, and its values; `headless`: it may name one
+    without an LM head, or with another head. Raises `ModelConfigError`.
 
     Code that `auto_map` names is not run, and not needed: an architecture of this name is known here.
     """
     try:
         keys = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
         check_layers(keys)
-        architecture = _architecture(keys)
+        architecture = _architecture(keys, headless=headless)
         read = {key: value for key, value in keys.items() if key not in FAMILY_KEYS or architecture.reads(key)}
         return architecture, msgspec.convert({**architecture.defaults, **read}, ConfigFile)
     except (OSError, msgspec.MsgspecError) as error:
@@ -142,9 +146,10 @@ def check_layers(keys: dict[str, Any]) -> None:
             check_layers(nested)
 
 
-def _architecture(keys: dict[str, Any]) -> Architecture:
+def _architecture(keys: dict[str, Any], *, headless: bool) -> Architecture:
     names = msgspec.convert(keys.get("architectures", []), list[str])
     for name in names:
-        if name in ARCHITECTURES:
-            return ARCHITECTURES[name]
+        known = _OTHER_HEADS.sub("ForCausalLM", name) if headless else name
+        if known in ARCHITECTURES:
+            return ARCHITECTURES[known]
     raise UnsupportedSetting(f"architectures {names} is none of {', '.join(sorted(ARCHITECTURES))}")

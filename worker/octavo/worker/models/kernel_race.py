@@ -124,7 +124,8 @@ def _speeds(directory: Path, settings: ModelSettings) -> Speeds | None:
     if settings.model_impl == "transformers":
         return None
     try:
-        config = read_config(directory, settings.max_model_len)
+        # What is measured are layers, whatever head is behind them.
+        config = read_config(directory, settings.max_model_len, headless=True)
         quantized = settings.quantization != "none" or is_quantized(directory)
         if quantized or settings.kv_cache_dtype != "auto" or not to_measure(config, exact=settings.exact):
             # Torch has kernels neither for quantised weights nor for a cache of another dtype.

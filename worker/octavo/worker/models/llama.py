@@ -71,6 +71,13 @@ class LayerLoader:
         # Quantised weights that are multiplied as numbers, by name.
         self._widened = list[str]()
 
+    def embedding_rows(self) -> Callable[[Tensor], Tensor]:
+        """Returns what looks up this rank's rows of the embedding, of a model without an LM head."""
+        embedding = self._vocabulary_rows("model.embed_tokens.weight")
+        if isinstance(embedding, Tensor):
+            return partial(F.embedding, weight=embedding)
+        return partial(_rows_of, Linear(embedding), self._dtype)
+
     def vocabulary_layers(self) -> tuple[Callable[[Tensor], Tensor], Linear]:
         """Returns what looks up this rank's rows of the embedding, and the linear layer to the logits of its share.
 
@@ -257,8 +264,8 @@ class LlamaModel:
     ranks.
 
     `embedding_rows` looks up rows of the embedding, or of this rank's share; `rotary_tables` has one entry for all
-    layers with the same rotary embedding. Raises `WeightsError` if the checkpoint does not fit `config`, or
-    `ModelConfigError` if the ranks cannot share the model.
+    layers with the same rotary embedding. A `headless` model has no LM head, and gives no logits. Raises `WeightsError`
+    if the checkpoint does not fit `config`, or `ModelConfigError` if the ranks cannot share the model.
     """
 
     def __init__(
@@ -268,13 +275,19 @@ class LlamaModel:
         dtype: torch.dtype,
         device: torch.device,
         group: ShardGroup = SINGLE,
+        *,
+        headless: bool = False,
     ) -> None:
         loader = LayerLoader(config, checkpoint, dtype, device, group)
         self.group = group
         self.config = loader.config
         self.vocabulary = loader.vocabulary
         self.rotary_tables = list(loader.rotary_tables.values())
-        self.embedding_rows, self.lm_head = loader.vocabulary_layers()
+        self._lm_head: Linear | None = None
+        if headless:
+            self.embedding_rows = loader.embedding_rows()
+        else:
+            self.embedding_rows, self._lm_head = loader.vocabulary_layers()
         self.embedding_scale = _embedding_scale(config, dtype)
         self.layers = [loader.layer(index) for index in range(config.num_layers)]
         self.norm = loader.norm("model.norm", config.hidden_size)
@@ -282,6 +295,13 @@ class LlamaModel:
         self.logits_scale = config.logits_scale
         self.final_softcap = config.final_softcap
         checkpoint.finish()
+
+    @property
+    def lm_head(self) -> Linear:
+        """Returns the linear layer to this rank's share of the logits. Raises `ValueError` if there is none."""
+        if self._lm_head is None:
+            raise ValueError("a model without an LM head gives no logits")
+        return self._lm_head
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """Returns the input of the first layer, [tokens, hidden_size], a tensor of its own."""

@@ -20,6 +20,7 @@ from octavo.kernels.choice import AttentionChoice, choose_attention
 from octavo.kernels.native.build import source_hash
 from octavo.kernels.triton.devices import FP8_FROM, takes_fp8
 from octavo.runtime.models.directory import fingerprint, model_name
+from octavo.wire.pooling import PoolingModel
 from octavo.wire.steps import BlockMoves, KVGroup, ModelInfo
 from octavo.worker.kv_store.identity import StoreIdentity
 from octavo.worker.kv_store.loan import Payload
@@ -33,6 +34,10 @@ from octavo.worker.models.fused import FusedLlama
 from octavo.worker.models.kernel_race import kernel_path
 from octavo.worker.models.llama import LlamaModel
 from octavo.worker.models.registry import load_model
+from octavo.worker.pooling.decoders import DecoderPooling, decoder_pooling, load_decoder, pooling_settings
+from octavo.worker.pooling.executor import PoolingExecutor
+from octavo.worker.pooling.gathering import gathers
+from octavo.worker.pooling.heads import EmbeddingHead
 from octavo.worker.runner import BlockContents, LaunchedStep, Settle, StepOutput, nothing_pending
 from octavo.worker.sampling.grammars import Grammars
 from octavo.worker.sequences import WorkItem
@@ -110,7 +115,10 @@ class ModelRunner:
         self.device = device or settings.device
         self.block_size = settings.block_size
         self.world_size = group.size
-        self._settings = settings
+        # What it gives of whole texts in place of tokens; None: it generates.
+        pooling = decoder_pooling(directory, settings.pooling)
+        self._settings = settings = pooling_settings(settings, pooling)
+        self._head: EmbeddingHead | None = None
         self._group = group
         self._device = _torch_device(self.device)
         if self._device.index is not None and self._device.type == "cuda":
@@ -120,7 +128,7 @@ class ModelRunner:
         _check_ranks(group, identity, settings)
         self._dtype = _torch_dtype(settings, self._device, directory)
         with torch.inference_mode():
-            choice = self._load(directory)
+            choice = self._load(directory, pooling)
             self.kv_groups = [KVGroup(group.window) for group in self._layout.groups]
             self._draft = self._load_draft(draft_directory, directory, choice) if draft_directory else None
             self._make_cache(choice)
@@ -140,23 +148,28 @@ class ModelRunner:
             vocab_size=self._model.config.vocab_size,
             max_model_len=self._model.config.max_model_len,
             quantization=settings.quantization,
+            pooling=_described(pooling, self._head),
         )
         self._draft_fingerprint = fingerprint(draft_directory, settings.load_format) if draft_directory else ""
 
-    def _load(self, directory: Path) -> AttentionChoice:
+    def _load(self, directory: Path, pooling: DecoderPooling | None) -> AttentionChoice:
         """Loads the model and compiles it where it can be; returns the attention that it takes."""
         settings = self._settings
-        model = load_model(
-            directory,
-            dtype=self._dtype,
-            device=self._device,
-            max_model_len=settings.max_model_len,
-            load_format=settings.load_format,
-            model_impl=settings.model_impl,
-            quantization=settings.quantization,
-            dequantized=settings.dequantized,
-            group=self._group,
-        )
+        model: Decoder
+        if pooling is not None:
+            model, self._head = load_decoder(directory, settings, self._dtype, pooling)
+        else:
+            model = load_model(
+                directory,
+                dtype=self._dtype,
+                device=self._device,
+                max_model_len=settings.max_model_len,
+                load_format=settings.load_format,
+                model_impl=settings.model_impl,
+                quantization=settings.quantization,
+                dequantized=settings.dequantized,
+                group=self._group,
+            )
         release_free_memory()
         quantized = _is_quantized(settings, self._device, directory)
         cache_dtype = _cache_dtype(settings.kv_cache_dtype, self._dtype, self._device, quantized=quantized)
@@ -278,6 +291,8 @@ class ModelRunner:
         return min(self._group.exchange(number))
 
     def _make_executor(self, followers: Followers) -> "Executor | GpuExecutor":
+        if self._head is not None:
+            return PoolingExecutor(self.paged_model, self._paging, self.grammars, self._head)
         if self._paging.attention.name != "triton" or self._group.size > 1:
             return Executor(self.paged_model, self._paging, self.grammars, followers, self._make_draft_model())
         from octavo.worker.gpu.executor import GpuExecutor
@@ -330,6 +345,12 @@ class ModelRunner:
     def peek_blocks(self, block_ids: Sequence[int], *, in_cpu: bool) -> list[Payload] | None:
         """Returns the bytes of blocks of this rank as `octavo.worker.runner.Runner` says."""
         return self._bytes.peek(block_ids, in_cpu=in_cpu)
+
+
+def _described(pooling: DecoderPooling | None, head: EmbeddingHead | None) -> PoolingModel | None:
+    if pooling is None or head is None:
+        return None
+    return PoolingModel(pooling.task, head.num_outputs, gathers(head.modes))
 
 
 def _check_ranks(group: ShardGroup, identity: str, settings: ModelSettings) -> None:

@@ -313,9 +313,9 @@ def _is_better(source: Replica, target: Replica, group: RequestGroup) -> bool:
 
 
 def _may_leave(source: Replica, group: RequestGroup) -> bool:
-    """Tells whether anything is computed of each of the group's sequences, and can be read by others."""
+    """Tells whether anything is computed of each of the group's sequences, and can be read by others: all of it."""
     server = source.hello.block_server
-    if server is None or group in source.restarts or group is source.suspect:
+    if server is None or source.hello.gathers or group in source.restarts or group is source.suspect:
         return False
     if group.status is SequenceStatus.SWAPPED:
         return True
