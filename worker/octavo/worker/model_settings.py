@@ -72,7 +72,8 @@ class ModelSettings:
 
     `kv_cache_memory` and `swap_memory` (in CPU memory) are in bytes; `num_blocks` and `num_cpu_blocks` win over them.
     `gpu_memory_utilization`, `max_num_batched_tokens`, `max_num_seqs` and `cuda_graphs` are a GPU's, and so is
-    `graph_batch`, the largest decode step that is captured as a CUDA graph: it is no option. Nor is `dequantized`, by
+    `graph_batch`, the largest decode step that is captured as a CUDA graph, and `graph_tokens`, the largest step with
+    tokens of prompts: they are no options. Nor is `dequantized`, by
     which what is quantised is computed as numbers of the dtype. `fake_windows` are those of the fake device's KV
     groups, 0 for none; `fake_faults` what its prompts bring about. `tp` ranks share the
     model: all on this machine, started by the first, or each started with its `tp_rank` and one `tp_rendezvous` of
@@ -223,6 +224,7 @@ class ModelSettings:
         ),
     ] = True
     graph_batch: int = 256
+    graph_tokens: int = 768
     fake_step_ms: Annotated[
         float,
         Option(

@@ -24,6 +24,7 @@ def gpu_runner(directory: Path, patch: pytest.MonkeyPatch, **options: Any) -> Mo
         "num_blocks": 512 // options.get("block_size", 16),
         "threads": 1,
         "graph_batch": 8,
+        "graph_tokens": 0,
     }
     settings = ModelSettings(**usual | options)
     if DEVICE == "cpu":

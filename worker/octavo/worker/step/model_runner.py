@@ -18,6 +18,7 @@ import torch
 
 from octavo.kernels.choice import AttentionChoice, BackendUnavailable, choose_attention
 from octavo.kernels.native.build import source_hash
+from octavo.kernels.triton.devices import FP8_FROM, takes_fp8
 from octavo.runtime.models.directory import fingerprint, model_name
 from octavo.wire.pooling import PoolingModel
 from octavo.wire.steps import BlockMoves, KVGroup, ModelInfo
@@ -38,7 +39,7 @@ from octavo.worker.pooling.decoders import DecoderPooling, decoder_pooling, load
 from octavo.worker.pooling.executor import PoolingExecutor
 from octavo.worker.pooling.gathering import gathers
 from octavo.worker.pooling.heads import EmbeddingHead
-from octavo.worker.runner import BlockContents, LaunchedStep, StepOutput
+from octavo.worker.runner import BlockContents, LaunchedStep, Settle, StepOutput, nothing_pending
 from octavo.worker.sampling.grammars import Grammars
 from octavo.worker.sequences import WorkItem
 from octavo.worker.step.block_bytes import BlockBytes
@@ -83,8 +84,6 @@ def model_obstacle(model: Decoder, attention: AttentionChoice) -> str | None:
 _AUTO_DTYPE = "bfloat16"
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
 _CACHE_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "int8": torch.int8}
-# The compute capability from which on kernels convert to and from fp8.
-_FP8_FROM = (8, 9)
 
 
 class ModelRunnerError(Exception):
@@ -317,13 +316,13 @@ class ModelRunner:
 
         return GpuExecutor(self._model, self._kv_cache, self._paging, self.grammars, self._settings)
 
-    def launch(self, moves: BlockMoves, items: list[WorkItem]) -> LaunchedStep:
+    def launch(self, moves: BlockMoves, items: list[WorkItem], settle: Settle = nothing_pending) -> LaunchedStep:
         """Launches a step that carries out `moves`, then computes `items` as one batch.
 
         A sequence fails alone if it can choose no token, or if the model's output for it is not finite. Raises
         `ValueError` on moves or tables that name no block.
         """
-        return self.executor.launch(moves, items)
+        return self.executor.launch(moves, items, settle)
 
     def execute(self, moves: BlockMoves, items: list[WorkItem]) -> StepOutput:
         """Runs a step as `launch` does, and waits for its output."""
@@ -408,16 +407,13 @@ def _cache_dtype(name: str, dtype: torch.dtype, device: torch.device, *, quantiz
         return torch.bfloat16 if quantized else dtype
     if name != "fp8":
         return _CACHE_DTYPES[name]
-    if (capability := torch.cuda.get_device_capability(device)) < _FP8_FROM:
+    major, minor = torch.cuda.get_device_capability(device)
+    if not takes_fp8(10 * major + minor):
         raise ModelRunnerError(
-            f"--kv-cache-dtype {name} takes a GPU of compute capability {_dotted(_FP8_FROM)} or higher (Ada, Hopper and"
-            f" later); {device} has {_dotted(capability)}: leave it out"
+            f"--kv-cache-dtype {name} takes a GPU of compute capability {FP8_FROM / 10} or higher (Ada, Hopper and"
+            f" later); {device} has {major}.{minor}: leave it out"
         )
     return torch.float8_e4m3fn
-
-
-def _dotted(capability: tuple[int, int]) -> str:
-    return ".".join(map(str, capability))
 
 
 def _torch_device(name: str) -> torch.device:
