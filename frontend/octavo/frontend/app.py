@@ -14,13 +14,15 @@ from octavo.frontend.api.endpoint import Api, Handler, route
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.errors import NotFound, Reason
 from octavo.frontend.http.errors import error_response, is_anthropic
-from octavo.frontend.openai import other_routes, responses
+from octavo.frontend.openai import other_routes
 from octavo.frontend.openai.chat_completions import chat_completions
 from octavo.frontend.openai.completions import completions
 from octavo.frontend.openai.embeddings import embeddings
 from octavo.frontend.openai.infill import infill
 from octavo.frontend.openai.scores import classify, rerank, score
 from octavo.frontend.page import routes as page
+from octavo.frontend.stored.routes import routes as stored_routes
+from octavo.frontend.stored.service import StoredResponses
 from octavo.frontend.stream.generation import Generation
 
 
@@ -65,14 +67,16 @@ _CACHE_RESET: Final[dict[tuple[str, str], Handler]] = {
 }
 
 
-def build_app(generation: Generation, access: Access, config: FrontendConfig) -> Starlette:
-    """Returns the ASGI application."""
+def build_app(
+    generation: Generation, access: Access, config: FrontendConfig, stored: StoredResponses | None = None
+) -> Starlette:
+    """Returns the ASGI application. Without `stored` no response is kept."""
     api = Api(generation, access, config)
     table = _ROUTES | (_CACHE_RESET if config.enable_cache_reset else {})
     app = Starlette(
         routes=[
             *(route(api, path, handler, method) for (method, path), handler in table.items()),
-            *responses.routes(api),
+            *stored_routes(api, stored),
             *page.routes(api),
         ],
         exception_handlers={HTTPException: _no_route},

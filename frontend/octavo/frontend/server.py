@@ -27,6 +27,10 @@ from octavo.frontend.http.guards import AccessMiddleware, AllowedHosts, BrowserG
 from octavo.frontend.http.server import HttpServer
 from octavo.frontend.scheduler.pinned_prefixes import read_pinned_prefixes
 from octavo.frontend.scheduler.pool import SchedulerPool
+from octavo.frontend.stored.metrics import StoredMetrics
+from octavo.frontend.stored.service import StoredResponses
+from octavo.frontend.stored.store import Limits, Store
+from octavo.frontend.stored.store_thread import StoreThread
 from octavo.frontend.stream.generation import Generation
 from octavo.frontend.stream.metrics import CellMetrics, FrontendMetrics
 from octavo.frontend.stream.registry import Timeouts
@@ -103,8 +107,8 @@ class FrontendServer:
     def __init__(self, config: FrontendConfig, tokenizer: ModelTokenizer | None = None) -> None:
         """Reads the model directory, and its tokenizer where `tokenizer` is None.
 
-        Raises `ModelDirectoryError`; `PinnedPrefixesError`, `ApiKeysError` and `TlsError` for files of these that
-        cannot be used; `EndpointError` if an address cannot be bound.
+        Raises `ModelDirectoryError`; `PinnedPrefixesError`, `ApiKeysError`, `TlsError` and `StoreError` for files of
+        these that cannot be used; `EndpointError` if an address cannot be bound.
         """
         self._config = config
         access, credentials = build_access(config), server_credentials(config)
@@ -123,7 +127,9 @@ class FrontendServer:
         )
         admission = Admission(config, access.bounds)
         self._metrics = FrontendMetrics(config.served_model_name, admission, lambda: self.scheduler.journals)
-        expose("frontend", self._metrics, CellMetrics(config.served_model_name, self.scheduler))
+        self._stored = _stored_responses(config)
+        collectors = [StoredMetrics(self._stored)] if self._stored else []
+        expose("frontend", self._metrics, CellMetrics(config.served_model_name, self.scheduler), *collectors)
         self.generation = Generation(
             model_names=(config.served_model_name, *config.model_aliases),
             tokenizer=tokenizer,
@@ -154,7 +160,7 @@ class FrontendServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._probes)
         if config.health_address:
             _bind(self._probes, config.health_address, None)
-        bounded_app = BodyBound(build_app(self.generation, access, config), Bodies())
+        bounded_app = BodyBound(build_app(self.generation, access, config, self._stored), Bodies())
         app: ASGIApp = AccessMiddleware(bounded_app, access, public_metrics=config.public_load_metrics)
         if origins := parse_origins(config.allowed_origins):
             app = CrossOrigin(app, origins)
@@ -174,6 +180,7 @@ class FrontendServer:
         stop = asyncio.create_task(stopping.wait())
         lag = asyncio.create_task(self._metrics.measure_lag())
         room = asyncio.create_task(self._keep_room())
+        stored = asyncio.create_task(self._stored.serve() if self._stored else asyncio.sleep(0))
         try:
             await asyncio.wait((link, readiness, stop), return_when=asyncio.FIRST_COMPLETED)
             readiness.cancel()
@@ -183,7 +190,9 @@ class FrontendServer:
             if self._http:
                 await self._http.stop()
             await asyncio.gather(self._server.stop(_STOP_GRACE_S), self._probes.stop(_STOP_GRACE_S))
-            await _end(lag, room, readiness, stop, link)
+            await _end(lag, room, readiness, stop, link, stored)
+            if self._stored:
+                await self._stored.close()
             self._text.close()
 
     async def _keep_room(self) -> None:
@@ -224,6 +233,13 @@ def _reasoning_format(config: FrontendConfig, tokenizer: ModelTokenizer) -> Reas
     files = tokenizer.files
     templates = files.chat_template + files.tool_template
     return reasoning_format(config.reasoning_parser, templates, lambda text: tokenizer.added_token_id(text) is not None)
+
+
+def _stored_responses(config: FrontendConfig) -> StoredResponses | None:
+    if config.response_store is None or not config.http_listen:
+        return None
+    limits = Limits(config.response_store_memory, config.tenant_response_store_memory, config.response_expiry_s)
+    return StoredResponses(StoreThread(Store(config.response_store, limits)))
 
 
 def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:
