@@ -49,6 +49,7 @@ def running_service(model: Path) -> Iterator[tuple[Service, TcpStack]]:
             "OCTAVO_DEVICE": "cpu",
             "OCTAVO_DTYPE": "float32",
             "OCTAVO_NUM_BLOCKS": "512",
+            "OCTAVO_RESPONSE_STORE": str(Path(directory) / "responses"),
             "OCTAVO_THREADS": os.environ.get("OCTAVO_THREADS", "1"),
             "OCTAVO_TOOL_CALL_PARSER": "hermes",
         }

@@ -29,8 +29,9 @@ from octavo.frontend.scheduler.pinned_prefixes import read_pinned_prefixes
 from octavo.frontend.scheduler.pool import SchedulerPool
 from octavo.frontend.stored.metrics import StoredMetrics
 from octavo.frontend.stored.service import StoredResponses
-from octavo.frontend.stored.store import Limits, Store
+from octavo.frontend.stored.store import Store
 from octavo.frontend.stored.store_thread import StoreThread
+from octavo.frontend.stored.values import Limits
 from octavo.frontend.stream.generation import Generation
 from octavo.frontend.stream.metrics import CellMetrics, FrontendMetrics
 from octavo.frontend.stream.registry import Timeouts
@@ -190,9 +191,11 @@ class FrontendServer:
             if self._http:
                 await self._http.stop()
             await asyncio.gather(self._server.stop(_STOP_GRACE_S), self._probes.stop(_STOP_GRACE_S))
-            await _end(lag, room, readiness, stop, link, stored)
-            if self._stored:
-                await self._stored.close()
+            try:
+                await _end(lag, room, readiness, stop, link, stored)
+            finally:
+                if self._stored:
+                    await self._stored.close()
             self._text.close()
 
     async def _keep_room(self) -> None:

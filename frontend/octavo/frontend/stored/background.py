@@ -9,7 +9,7 @@ from octavo.frontend.api.endpoint import IndexedEvent
 from octavo.frontend.errors import Aborted, ServiceError, internal_error, log_failure
 from octavo.frontend.openai.answers import encode
 from octavo.frontend.openai.response_answer import ResponseAnswer
-from octavo.frontend.stored.store import Progress, split
+from octavo.frontend.stored.values import Progress, split
 
 _log = logging.getLogger(__name__)
 

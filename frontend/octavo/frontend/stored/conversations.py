@@ -21,7 +21,8 @@ from octavo.frontend.request.validation import check_form
 from octavo.frontend.stored.items import kept_items
 from octavo.frontend.stored.retrieval import items_page, json, listed
 from octavo.frontend.stored.service import StoredResponses
-from octavo.frontend.stored.store import Kind, Record, Store
+from octavo.frontend.stored.store import Store
+from octavo.frontend.stored.values import Kind, Record
 
 # As OpenAI bounds them.
 _MAX_ITEMS: Final = 20

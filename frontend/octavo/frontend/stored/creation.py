@@ -21,7 +21,8 @@ from octavo.frontend.openai.responses import ResponsesCall, answered, prepared, 
 from octavo.frontend.openai.responses_input import RESPONSES_UNSUPPORTED, Item, ResponsesBody
 from octavo.frontend.stored.background import BackgroundRun
 from octavo.frontend.stored.service import StoredResponses
-from octavo.frontend.stored.store import NewResponse, Store
+from octavo.frontend.stored.store import Store
+from octavo.frontend.stored.values import NewResponse
 
 # Seconds that an answer which is complete waits until it is stored.
 _KEEP_S: Final = 10.0

@@ -12,7 +12,8 @@ from octavo.frontend.errors import OutOfRange, Reason, bad_parameter
 from octavo.frontend.http.streaming import EventStream
 from octavo.frontend.openai.answers import encode
 from octavo.frontend.stored.service import POLL_S, StoredResponses
-from octavo.frontend.stored.store import MAX_PAGE, Kind, Record, Store
+from octavo.frontend.stored.store import MAX_PAGE, Store
+from octavo.frontend.stored.values import Kind, Record
 
 _PAGE: Final = 20
 # Seconds that a cancellation waits for another frontend to do it.

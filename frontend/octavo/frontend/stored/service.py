@@ -9,8 +9,9 @@ from typing import Any, Final
 
 from octavo.frontend.errors import Overloaded, Reason, ServiceError, Unavailable, log_failure
 from octavo.frontend.stored.background import BackgroundRun
-from octavo.frontend.stored.store import Kind, Outcome, Store
+from octavo.frontend.stored.store import Store
 from octavo.frontend.stored.store_thread import StoreThread
+from octavo.frontend.stored.values import Kind, Outcome
 
 _log = logging.getLogger(__name__)
 

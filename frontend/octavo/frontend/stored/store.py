@@ -3,12 +3,10 @@
 What is used least makes way, of the tenant that has most. A tenant's id means nothing to others.
 """
 
-import enum
 import sqlite3
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,9 +15,20 @@ import msgspec
 from octavo.frontend.errors import AlreadyExists, InvalidRequest, NotFound, Overloaded, Reason, bad_parameter
 from octavo.frontend.http.connection import MAX_BODY
 from octavo.frontend.openai.response_answer import event_of
-from octavo.frontend.request.chat import MAX_MESSAGES
 from octavo.frontend.stored.database import Owner, connect, transaction
 from octavo.frontend.stored.items import input_items, with_fresh_id
+from octavo.frontend.stored.values import (
+    Before,
+    Kind,
+    Limits,
+    NewResponse,
+    Outcome,
+    Progress,
+    Record,
+    Removals,
+    Room,
+    split,
+)
 
 # What a record takes beside its texts, reckoned high: with it the limits of bytes bound the number of records too.
 OVERHEAD: Final = 512
@@ -33,87 +42,9 @@ MAX_BEFORE: Final = MAX_BODY
 _LOST: Final = "the frontend that computed this response ended before the response did; send it again"
 
 
-class Kind(enum.StrEnum):
-    """Names what a record is, as ids begin and messages say."""
-
-    RESPONSE = "response"
-    CONVERSATION = "conversation"
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Bounds what is kept: bytes in all and of each tenant (0: no bound of its own), and seconds since the last use."""
-
-    max_bytes: int
-    tenant_max_bytes: int
-    expiry_s: float
-
-
-@dataclass(frozen=True)
-class Record:
-    """Holds a record as it was read. `body` is its JSON object, `num_events` how many events are kept of it."""
-
-    key: int
-    id: str
-    ended: bool
-    is_background: bool
-    num_events: int
-    body: bytes
-
-
-@dataclass(frozen=True)
-class NewResponse:
-    """Holds a response that is to be kept: `input` is JSON of a text or of items, what it goes on from are keys."""
-
-    tenant: str
-    id: str
-    body: bytes
-    input: bytes
-    previous: int | None = None
-    conversation: int | None = None
-    is_background: bool = False
-
-
-@dataclass(frozen=True)
-class Before:
-    """Holds what came before a call: the key that the call goes on from, and JSON lists of items, oldest first."""
-
-    key: int
-    items: Sequence[bytes]
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Says how far the response `key` has got: events from the number `first` on, and the object where that has
-    changed."""
-
-    key: int
-    first: int
-    events: Sequence[bytes]
-    body: bytes | None
-    ended: bool
-
-
-class Outcome(enum.Enum):
-    """Names what became of a `Progress`; all but `KEPT` are to end the response."""
-
-    KEPT = enum.auto()
-    CANCELLED = enum.auto()
-    GONE = enum.auto()
-    NO_ROOM = enum.auto()
-
-
-@dataclass
-class Removals:
-    """Counts the records that were removed, by why: too old, or others needed their room."""
-
-    expired: int = 0
-    evicted: int = 0
-
-
 class _Body(msgspec.Struct):
     status: str = ""
-    output: msgspec.Raw = field(default_factory=lambda: msgspec.Raw(b"[]"))
+    output: msgspec.Raw = msgspec.Raw(b"[]")
 
 
 _decode_body = msgspec.json.Decoder(_Body).decode
@@ -238,7 +169,7 @@ class Store:
             advice = "wait for its end" if not record.ended else "go on from the one before it"
             raise bad_parameter("previous_response_id", f"{record_id!r}, which is {status}", advice)
         texts: list[bytes] = []
-        room, key = _Room(MAX_BEFORE), record.key
+        room, key = Room(MAX_BEFORE), record.key
         while key is not None:
             row = self._execute("SELECT previous, body FROM records WHERE key = ?", key).fetchone()
             if row is None:
@@ -256,7 +187,7 @@ class Store:
     def conversation_before(self, tenant: str, record_id: str) -> Before:
         """Returns all items of a conversation. Raises `NotFound`, and `InvalidRequest` where there are too many."""
         record = self.find(Kind.CONVERSATION, tenant, record_id)
-        return Before(record.key, [self._items_as_list(record.key, _Room(MAX_BEFORE))])
+        return Before(record.key, [self._items_as_list(record.key, Room(MAX_BEFORE))])
 
     # -- items ------------------------------------------------------------------------------------------------------
 
@@ -473,7 +404,7 @@ class Store:
                     self._set_body(row["key"], _encode(response))
                     self._execute("UPDATE records SET owner = NULL WHERE key = ?", row["key"])
 
-    def _items_as_list(self, key: int, room: "_Room") -> bytes:
+    def _items_as_list(self, key: int, room: Room) -> bytes:
         bodies = []
         for row in self._execute("SELECT body FROM items WHERE record = ? ORDER BY place", key):
             bodies.append(row["body"])
@@ -535,31 +466,6 @@ class Store:
         row = self._execute(f"SELECT coalesce(sum(num_bytes), 0) FROM tenants{condition}", *values)
         total: int = row.fetchone()[0]
         return total
-
-
-class _Room:
-    """Counts bytes and items of what came before a call, which are bounded as a call's own are."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = self._bytes_left = max_bytes
-        self._items_left = MAX_MESSAGES
-
-    def take(self, num_bytes: int, num_items: int) -> None:
-        """Raises `InvalidRequest` where that is too much."""
-        self._bytes_left -= num_bytes
-        self._items_left -= num_items
-        if self._bytes_left < 0 or self._items_left < 0:
-            raise InvalidRequest(
-                Reason.TOO_LARGE,
-                f"what was said before has more than {self._max_bytes} bytes or {MAX_MESSAGES} items; begin anew,"
-                " with a summary",
-                max_bytes=self._max_bytes,
-            )
-
-
-def split(events: bytes) -> list[bytes]:
-    """Returns the events in a part of a stream, one by one, without comments."""
-    return [each + b"\n\n" for each in events.split(b"\n\n") if each and not each.startswith(b":")]
 
 
 def _missing(what: str, record_id: str) -> NotFound:
