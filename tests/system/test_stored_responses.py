@@ -20,29 +20,26 @@ ASK: dict[str, Any] = {"input": "hello", "temperature": 0, "ignore_eos": True, "
 @pytest.fixture
 def stack(new_stack: StartStack, tmp_path: Path) -> Stack:
     # Slow enough to be caught in the midst of an answer.
-    stack = new_stack(OCTAVO_FAKE_STEP_MS="20", OCTAVO_RESPONSE_STORE=str(tmp_path / "responses"))
+    stack = new_stack(OCTAVO_FAKE_STEP_MS="100", OCTAVO_RESPONSE_STORE=str(tmp_path / "responses"))
     stack.start_all()
-    stack.start_named("frontend-1")
-    with frontend(stack) as http:
-        stack.wait_for(lambda: is_ready(http))
+    start_second(stack, 1)
     return stack
 
 
-def frontend(stack: Stack, name: str = "frontend-1") -> httpx.Client:
-    transport = httpx.HTTPTransport(uds=str(stack.directory / f"http-{name}.sock"))
+def start_second(stack: Stack, count: int) -> None:
+    """Starts the other frontend, for the `count`-th time, and waits until it serves."""
+    stack.start_named("frontend-1")
+    stack.wait_for(lambda: stack.log("frontend-1").count("serving byte-model on") == count)
+
+
+def second_frontend(stack: Stack) -> httpx.Client:
+    transport = httpx.HTTPTransport(uds=str(stack.directory / "http-frontend-1.sock"))
     return httpx.Client(transport=transport, base_url="http://octavo", timeout=60, trust_env=False)
 
 
-def is_ready(http: httpx.Client) -> bool:
-    try:
-        return http.get("/ready").status_code == 200
-    except httpx.TransportError:
-        return False
-
-
 def test_what_one_frontend_stores_another_goes_on_from(stack: Stack) -> None:
-    with stack.http() as first, frontend(stack) as second:
-        begun = first.post("/v1/responses", json={**ASK, "max_output_tokens": 20, "background": True}).json()
+    with stack.http() as first, second_frontend(stack) as second:
+        begun = first.post("/v1/responses", json={**ASK, "max_output_tokens": 10, "background": True}).json()
         assert begun["status"] == "queued"
         # Followed elsewhere, from its beginning to its end.
         events = list(events_of(second, begun["id"]))
@@ -60,7 +57,7 @@ def test_what_one_frontend_stores_another_goes_on_from(stack: Stack) -> None:
 
 
 def test_a_background_response_of_a_frontend_that_is_killed_has_failed_and_says_so(stack: Stack) -> None:
-    with stack.http() as first, frontend(stack) as second:
+    with stack.http() as first, second_frontend(stack) as second:
         body = {**ASK, "max_output_tokens": 1500, "background": True}
         begun = second.post("/v1/responses", json=body).json()
         source = events_of(first, begun["id"])
@@ -79,9 +76,8 @@ def test_a_background_response_of_a_frontend_that_is_killed_has_failed_and_says_
         # Nor does the store suffer.
         after = first.post("/v1/responses", json={**ASK, "max_output_tokens": 4}).json()
         assert after["store"] is True
-    stack.start_named("frontend-1")
-    with frontend(stack) as second:
-        stack.wait_for(lambda: is_ready(second))
+    start_second(stack, 2)
+    with second_frontend(stack) as second:
         assert second.get(f"/v1/responses/{after['id']}").json() == after
     stack.wait_idle()
 

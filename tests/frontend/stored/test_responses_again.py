@@ -1,5 +1,6 @@
 """Responses that were stored: read again, gone on from, listed, removed; through the official client."""
 
+import json
 import sqlite3
 from collections.abc import Callable
 from typing import Any
@@ -135,7 +136,7 @@ async def test_what_cannot_be_had_is_refused(
 ) -> None:
     told = await http.post(
         "/responses",
-        content=openai._utils._json.openapi_dumps({"input": "hello", **fields}),
+        content=json.dumps({"input": "hello", **fields}),
         headers={"content-type": "application/json"},
     )
     assert told.status_code == 400, told.text

@@ -173,16 +173,17 @@ class Owner:
         self.name = secrets.token_hex(8)
         try:
             for left in directory.glob("frontend-*.lock"):
-                self.lives(left.stem.removeprefix("frontend-"))
+                self._is_locked(left)
             self._lock = self._locked()
         except OSError as error:
             raise _unusable(directory, error) from error
 
     def lives(self, name: str) -> bool:
         """Tells whether the frontend of that name still runs. Raises `OSError`."""
-        if name == self.name:
-            return True
-        path = self._path(name)
+        return name == self.name or self._is_locked(self._path(name))
+
+    def _is_locked(self, path: Path) -> bool:
+        """Tells whether a frontend holds that lock; removes it where none does."""
         try:
             found = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:

@@ -90,8 +90,12 @@ async def items_page(request: Request, stored: StoredResponses, record: Record) 
     if order not in ("asc", "desc"):
         raise bad_parameter("order", repr(order[:64]), "it must be asc or desc")
     after = request.query_params.get("after") or None
-    found = await stored.store.call(Store.items, record.key, after, limit + 1, newest_first=order == "desc")
-    return json(listed(found[:limit], has_more=len(found) > limit))
+    return json(await stored.store.call(_page, record.key, after, limit, newest_first=order == "desc"))
+
+
+def _page(store: Store, key: int, after: str | None, limit: int, *, newest_first: bool) -> bytes:
+    found = store.items(key, after, limit + 1, newest_first=newest_first)
+    return listed(found[:limit], has_more=len(found) > limit)
 
 
 def listed(items: list[bytes], *, has_more: bool = False) -> bytes:

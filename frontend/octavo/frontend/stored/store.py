@@ -18,6 +18,7 @@ from octavo.frontend.openai.response_answer import event_of
 from octavo.frontend.stored.database import Owner, connect, transaction
 from octavo.frontend.stored.items import input_items, with_fresh_id
 from octavo.frontend.stored.values import (
+    ANSWERED,
     Before,
     Kind,
     Limits,
@@ -62,6 +63,11 @@ class Store:
         self.removals = Removals()
         self._limits = limits
         self._now = now
+
+    @property
+    def num_changes(self) -> int:
+        """Returns how many rows were written so far."""
+        return self._connection.total_changes
 
     def close(self) -> None:
         self._connection.close()
@@ -118,14 +124,9 @@ class Store:
         if self._now() - row["used_at"] > _SAME_USE_S:
             with transaction(self._connection):
                 self._touch(row["key"])
-        return Record(
-            row["key"],
-            row["id"],
-            row["owner"] is None,
-            bool(row["is_background"]),
-            row["num_events"],
-            row["body"],
-        )
+        ended, is_background, body = row["owner"] is None, bool(row["is_background"]), row["body"]
+        status = _decode_body(body).status
+        return Record(row["key"], row["id"], status, ended, is_background, row["num_events"], body)
 
     def change(self, kind: Kind, tenant: str, record_id: str, body: bytes) -> None:
         """Replaces the object of a record. Raises `NotFound`, `Overloaded`."""
@@ -165,9 +166,9 @@ class Store:
                 f"{record_id[:128]!r} is not kept here; it was deleted, has expired, or never was"
                 " stored. Send what was said before instead"
             ) from error
-        if (status := _decode_body(record.body).status) not in ("completed", "incomplete"):
-            advice = "wait for its end" if not record.ended else "go on from the one before it"
-            raise bad_parameter("previous_response_id", f"{record_id!r}, which is {status}", advice)
+        if record.status not in ANSWERED:
+            advice = "go on from the one before it" if record.ended else "wait for its end"
+            raise bad_parameter("previous_response_id", f"{record_id!r}, which is {record.status}", advice)
         texts: list[bytes] = []
         room, key = Room(MAX_BEFORE), record.key
         while key is not None:
@@ -333,7 +334,7 @@ class Store:
         """Appends what a response was asked and has answered to its conversation, where it has one and an answer."""
         row = self._execute("SELECT conversation, body FROM records WHERE key = ?", key).fetchone()
         body = _decode_body(row["body"])
-        if row["conversation"] is None or body.status not in ("completed", "incomplete"):
+        if row["conversation"] is None or body.status not in ANSWERED:
             return
         if self._execute("SELECT 1 FROM records WHERE key = ?", row["conversation"]).fetchone() is None:
             return

@@ -5,7 +5,6 @@ import sqlite3
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Concatenate, Final, ParamSpec, TypeVar
 
 import msgspec
@@ -31,9 +30,13 @@ class StoreThread:
     async def call(self, work: Callable[Concatenate[Store, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Returns what `work` does with the store. Raises the `ServiceError` that it raises, and `Unavailable` where
         the store cannot be read or written; that is counted, and logged once."""
-        calling = partial(work, self.store, *args, **kwargs)
+
+        def calling() -> tuple[T, bool]:
+            before = self.store.num_changes
+            return work(self.store, *args, **kwargs), self.store.num_changes > before
+
         try:
-            found = await asyncio.get_running_loop().run_in_executor(self._executor, calling)
+            found, has_changed = await asyncio.get_running_loop().run_in_executor(self._executor, calling)
         except _FAILURES as error:
             optional.failed(optional.RESPONSE_STORE, error, "answers are given all the same, and not kept")
             raise Unavailable(
@@ -41,7 +44,9 @@ class StoreThread:
                 "what is stored cannot be read or written now, and the server's log says why; try again, or send what"
                 " was said before with `store: false`",
             ) from error
-        optional.worked(optional.RESPONSE_STORE)
+        # What can be read may not be writable.
+        if has_changed:
+            optional.worked(optional.RESPONSE_STORE)
         return found
 
     def close(self) -> None:

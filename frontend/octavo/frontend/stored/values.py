@@ -3,9 +3,13 @@
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from octavo.frontend.errors import InvalidRequest, Reason
 from octavo.frontend.request.chat import MAX_MESSAGES
+
+# The statuses of responses with an answer that may be gone on from.
+ANSWERED: Final = ("completed", "incomplete")
 
 
 class Kind(enum.StrEnum):
@@ -26,10 +30,12 @@ class Limits:
 
 @dataclass(frozen=True)
 class Record:
-    """Holds a record as it was read. `body` is its JSON object, `num_events` how many events are kept of it."""
+    """Holds a record as it was read. `body` is its JSON object, `num_events` how many events are kept of it; `status`
+    is empty for what is no response."""
 
     key: int
     id: str
+    status: str
     ended: bool
     is_background: bool
     num_events: int
