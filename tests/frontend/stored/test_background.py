@@ -83,10 +83,42 @@ async def test_a_stream_is_taken_up_again_at_any_event_and_anywhere(
         assert await _rest(other, response_id, number) == whole[number + 1 :]
 
 
+async def test_a_response_without_a_stream_is_followed_while_it_grows(
+    scheduler: FakeScheduler, answer_with: AnswerWith, ask: Any, other: openai.AsyncOpenAI
+) -> None:
+    answer_with(TEXT)
+    scheduler.hold_after = 5
+    begun = await ask(background=True, max_output_tokens=100)
+    said = ""
+    async for event in await other.responses.retrieve(begun.id, stream=True):
+        if event.type == "response.output_text.delta":
+            said += event.delta
+            # Not before there was something of it.
+            scheduler.hold_after = 1 << 30
+    assert said == TEXT
+
+
 async def _rest(client: openai.AsyncOpenAI, response_id: str, number: int) -> list[Any]:
     after = {"starting_after": number} if number >= 0 else {}
     stream = await client.responses.retrieve(response_id, stream=True, **after)  # type: ignore[call-overload]
     return [event.to_dict() async for event in stream]
+
+
+async def test_who_waits_for_events_that_never_come_is_told_so(
+    scheduler: FakeScheduler,
+    answer_with: AnswerWith,
+    other: openai.AsyncOpenAI,
+    ask: Any,
+) -> None:
+    answer_with(TEXT)
+    scheduler.hold_after = 5
+    begun = await ask(background=True, max_output_tokens=100)
+    # Another frontend may have sent them, and not written them yet.
+    following = asyncio.create_task(_rest(other, begun.id, 500))
+    await asyncio.sleep(0)
+    scheduler.hold_after = 1 << 30
+    with pytest.raises(openai.BadRequestError, match="start after one that was received"):
+        await following
 
 
 @pytest.mark.parametrize("where", ["here", "elsewhere"])

@@ -105,6 +105,8 @@ def _asked(
 ) -> GenerationRequest:
     parallel, asked = body.parallel_tool_calls is not False, format_of(body, reading)
     sampling = sampling_of(body, reading)
+    # Whoever comes back for a response may want to follow it.
+    sampling["incremental"] = bool(body.stream or body.background)
     sampling["constraint"] = constraint_for(
         tools,
         choice,

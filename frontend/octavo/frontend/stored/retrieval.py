@@ -8,10 +8,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.frontend.api.endpoint import Api, origin_of
-from octavo.frontend.errors import OutOfRange, Reason, bad_parameter
+from octavo.frontend.errors import bad_parameter
 from octavo.frontend.http.streaming import EventStream
 from octavo.frontend.openai.answers import encode
-from octavo.frontend.stored.service import POLL_S, StoredResponses
+from octavo.frontend.stored.service import POLL_S, StoredResponses, check_number
 from octavo.frontend.stored.store import MAX_PAGE, Store
 from octavo.frontend.stored.values import Kind, Record
 
@@ -36,14 +36,8 @@ async def retrieve(api: Api, request: Request, stored: StoredResponses) -> Respo
         rule = "events are kept of responses with `background: true` alone; ask without stream"
         raise bad_parameter("stream", "true", rule)
     after = number(request, "starting_after", -1, 0, _MOST)
-    num_events = run.num_events if run else record.num_events
-    if after >= num_events:
-        raise OutOfRange(
-            Reason.ATTACH_OFFSET_GONE,
-            f"the response has {num_events} events so far, and the number of the last is {num_events - 1}, below"
-            f" {after}; start after one that was received",
-            last_offset=num_events - 1,
-        )
+    if run or record.ended:
+        check_number(after + 1, run.num_events if run else record.num_events)
     if request.method == "HEAD":
         return Response(media_type="text/event-stream")
     return EventStream(stored.follow(tenant, record.id, record.key, after + 1), ping_s=api.ping_s)

@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, Final
 
-from octavo.frontend.errors import Overloaded, Reason, ServiceError, Unavailable, log_failure
+from octavo.frontend.errors import NotFound, OutOfRange, Overloaded, Reason, ServiceError, Unavailable, log_failure
 from octavo.frontend.stored.background import BackgroundRun
 from octavo.frontend.stored.store import Store
 from octavo.frontend.stored.store_thread import StoreThread
@@ -87,7 +87,8 @@ class StoredResponses:
         self.store.close()
 
     async def follow(self, tenant: str, record_id: str, key: int, number: int) -> AsyncGenerator[bytes]:
-        """Yields a response's events from `number` on, wherever they are computed, until it ends or is removed."""
+        """Yields a response's events from `number` on, wherever they are computed, until it ends or is removed. Raises
+        `OutOfRange` where it ends before that number."""
         while True:
             run = self._runs.get(key)
             if run is not None and number >= run.first:
@@ -97,25 +98,24 @@ class StoredResponses:
                         return
                     await run.changed()
             else:
+                # Before its events, for it may end in between.
+                has_ended = await self._has_ended(tenant, record_id, key, number)
                 events = await self.store.call(Store.events, key, number)
-                if not events and await self._has_ended(tenant, record_id, key):
-                    # It may have ended after the first look.
-                    events = await self.store.call(Store.events, key, number)
-                    if not events:
-                        return
                 if not events:
+                    if has_ended:
+                        return
                     await asyncio.sleep(POLL_S)
             if events:
                 number += len(events)
                 yield b"".join(events)
 
-    async def _has_ended(self, tenant: str, record_id: str, key: int) -> bool:
+    async def _has_ended(self, tenant: str, record_id: str, key: int, number: int) -> bool:
         try:
             record = await self.store.call(Store.find, Kind.RESPONSE, tenant, record_id)
-        except ServiceError as error:
-            if error.reason is Reason.NOT_STORED:
-                return True
-            raise
+        except NotFound:
+            return True
+        if record.ended and record.key == key:
+            check_number(number, record.num_events)
         return record.ended or record.key != key
 
     async def _write(self) -> None:
@@ -142,3 +142,14 @@ class StoredResponses:
             with contextlib.suppress(ServiceError):
                 self.num_records, self.num_bytes = await self.store.call(Store.sweep)
             await asyncio.sleep(_SWEEP_S)
+
+
+def check_number(number: int, num_events: int) -> None:
+    """Raises `OutOfRange` where no event comes next to those before `number`."""
+    if number > num_events:
+        raise OutOfRange(
+            Reason.ATTACH_OFFSET_GONE,
+            f"the response has {num_events} events so far, of which the last has the number {num_events - 1}, and not"
+            f" {number - 1}; start after one that was received",
+            last_offset=num_events - 1,
+        )
