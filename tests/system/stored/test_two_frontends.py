@@ -10,7 +10,7 @@ import pytest
 
 from octavo.testbed.stack import Stack
 
-from .conftest import StartStack
+from ..conftest import StartStack
 
 pytestmark = pytest.mark.system
 
