@@ -116,18 +116,19 @@ async def _stream(
             async for _, event in events:
                 yield answer.take(event)
         answer.sum_up()
-        await _keep(stored, new, answer)
+        await asyncio.shield(stored.apart(_keep(stored, new, answer)))
         yield answer.finish()
     except ServiceError as error:
         if not answer.has_begun:
+            answer.response["store"] = False
             raise
         answer.note_failure(error)
-        await _keep(stored, new, answer)
+        await asyncio.shield(stored.apart(_keep(stored, new, answer)))
         yield answer.fail(error)
     except (GeneratorExit, asyncio.CancelledError):
-        if answer.has_begun and answer.response["usage"] is None:
+        if answer.has_begun and answer.response["status"] == "in_progress":
             answer.cancel()
-            stored.later(_keep(stored, new, answer))
+            stored.apart(_keep(stored, new, answer))
         raise
 
 

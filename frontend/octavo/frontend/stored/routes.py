@@ -45,8 +45,8 @@ def routes(api: Api, stored: StoredResponses | None) -> list[Route]:
 
 def _by_method(handlers: dict[str, Handler]) -> Handler:
     async def answer(api: Api, request: Request) -> Response:
-        # HEAD is answered as GET.
-        return await handlers.get(request.method, handlers.get("GET", responses))(api, request)
+        method = "GET" if request.method == "HEAD" else request.method
+        return await handlers[method](api, request)
 
     return answer
 

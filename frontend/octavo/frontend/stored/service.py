@@ -48,11 +48,12 @@ class StoredResponses:
         run.task.add_done_callback(lambda _: self._wake.set())
         self._wake.set()
 
-    def later(self, work: Coroutine[Any, Any, None]) -> None:
-        """Does `work` once the caller has ended, and before the store is closed."""
+    def apart(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Does `work` to its end, before the store is closed, whatever becomes of the caller."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def serve(self) -> None:
         """Writes and sweeps until cancelled."""
