@@ -359,6 +359,16 @@ def test_a_full_disk_loses_nothing_that_was_stored(store: Store) -> None:
     add(store, "b")
 
 
+def test_what_cannot_be_written_is_read_all_the_same(store: Store, clock: Clock) -> None:
+    add(store, "a")
+    clock.time += 500
+    store._connection.execute("PRAGMA query_only = ON")
+    assert find(store, "a").status == "completed"
+    assert said(store.turns_before("t", "resp_a").items) == ["asked a", "a"]
+    with pytest.raises(sqlite3.OperationalError, match="readonly"):
+        add(store, "b")
+
+
 def _write_many(directory: Path, name: str, count: int, problems: Any) -> None:
     try:
         store = Store(directory, Limits(1 << 30, 40 * OVERHEAD, 1000.0))

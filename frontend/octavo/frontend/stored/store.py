@@ -3,6 +3,7 @@
 What is used least makes way, of the tenant that has most. A tenant's id means nothing to others.
 """
 
+import contextlib
 import sqlite3
 import time
 import zlib
@@ -122,8 +123,7 @@ class Store:
             self._fail_lost([row["owner"]])
             row = self._row(kind, tenant, record_id)
         if self._now() - row["used_at"] > _SAME_USE_S:
-            with transaction(self._connection):
-                self._touch(row["key"])
+            self._note_use(row["key"])
         ended, is_background, body = row["owner"] is None, bool(row["is_background"]), row["body"]
         status = _decode_body(body).status
         return Record(row["key"], row["id"], status, ended, is_background, row["num_events"], body)
@@ -181,8 +181,7 @@ class Store:
             texts += [bytes(_decode_body(row["body"]).output), self._items_as_list(key, room)]
             room.take(len(texts[-2]), 1)
             key = row["previous"]
-        with transaction(self._connection):
-            self._touch(record.key)
+        self._note_use(record.key)
         return Before(record.key, texts[::-1])
 
     def conversation_before(self, tenant: str, record_id: str) -> Before:
@@ -260,6 +259,11 @@ class Store:
             self.removals.expired += old.rowcount
         (count,) = self._execute("SELECT count(*) FROM records").fetchone()
         return count, self._num_bytes()
+
+    def _note_use(self, key: int) -> None:
+        """Notes that a record is used, where anything can be written: it is read all the same."""
+        with contextlib.suppress(sqlite3.Error), transaction(self._connection):
+            self._touch(key)
 
     # -- inside of a transaction ------------------------------------------------------------------------------------
 
