@@ -190,22 +190,19 @@ async def test_only_background_responses_are_cancelled_or_followed(
         await client.responses.retrieve(answer.id, stream=True)
 
 
-@pytest.mark.parametrize(
-    ("query", "code"),
-    [
+async def test_events_that_there_are_not_are_refused(
+    scheduler: FakeScheduler, http: httpx.AsyncClient, client: openai.AsyncOpenAI, ask: Any
+) -> None:
+    begun = await ask(background=True)
+    await ended(client, begun.id)
+    for query, code in (
         ("stream=true&starting_after=99", "attach_offset_gone"),
         ("stream=true&starting_after=x", "bad_parameter"),
         ("stream=true&starting_after=-1", "bad_parameter"),
         ("stream=yes", "bad_parameter"),
-    ],
-)
-async def test_events_that_there_are_not_are_refused(
-    scheduler: FakeScheduler, http: httpx.AsyncClient, client: openai.AsyncOpenAI, ask: Any, query: str, code: str
-) -> None:
-    begun = await ask(background=True)
-    await ended(client, begun.id)
-    told = await http.get(f"/responses/{begun.id}?{query}")
-    assert (told.status_code, told.json()["error"]["code"]) == (400, code)
+    ):
+        told = await http.get(f"/responses/{begun.id}?{query}")
+        assert (told.status_code, told.json()["error"]["code"]) == (400, code), query
 
 
 async def test_a_client_that_leaves_a_stream_leaves_what_there_is_as_cancelled(
