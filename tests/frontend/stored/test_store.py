@@ -85,9 +85,9 @@ def test_a_response_is_found_by_its_tenant_alone(store: Store) -> None:
     assert str(other.value).replace("resp_a", "resp_b") == str(missing.value), "it tells that another has it"
     with pytest.raises(NotFound):
         store.find(Kind.CONVERSATION, "t", "resp_a")
-    for attempt in (lambda: store.turns_before("x", "resp_a"), lambda: store.turns_before("t", "resp_b\ud800")):
+    for tenant, name in (("x", "resp_a"), ("t", "resp_b\ud800")):
         with pytest.raises(InvalidRequest) as refused:
-            attempt()
+            store.turns_before(tenant, name)
         assert refused.value.reason is Reason.PREVIOUS_RESPONSE_NOT_FOUND
     add(store, "a", tenant="someone else")
     with pytest.raises(AlreadyExists):
