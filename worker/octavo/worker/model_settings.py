@@ -1,15 +1,14 @@
 """Holds the settings by which a worker computes a model, each with its option; they are checked once, at start."""
 
 import math
-import re
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import chain
 from types import MappingProxyType
 from typing import Annotated, Literal
 
 from octavo.runtime.models.directory import BUNDLED_MODEL
 from octavo.runtime.options.common import DRAFT_MODEL, LOAD_FORMAT, MODEL, MODEL_IMPL, NUMERICS, QUANTIZATION
+from octavo.runtime.options.memory import MEMORY
 from octavo.runtime.options.option import OneOf, Option, Parsed, Real, Whole
 from octavo.wire.steps import MAX_BLOCK_SIZE
 from octavo.worker.fake.faults import FakeFault, parse_faults
@@ -38,21 +37,9 @@ _GPU_QUANTIZATION = ("q4_0", "q4_1")
 _COUNT = Whole(at_least=1)
 _MOST_BLOCKS = 2**31 - 1
 
-_UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
-_MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
-
 
 class ConfigError(ValueError):
     """A setting, or two of them together, that cannot be meant."""
-
-
-def parse_memory(text: str) -> int:
-    """Returns the bytes that `512MiB`, `1.5GiB` or a plain number says. Raises `ConfigError` on anything else."""
-    match = _MEMORY.fullmatch(text.strip())
-    unit = _UNITS.get(match[2].upper()) if match else None
-    if match is None or unit is None:
-        raise ConfigError(f"{text!r} is no amount of memory; write bytes, or a number with KiB, MiB, GiB or TiB")
-    return int(Fraction(match[1]) * unit)
 
 
 def parse_windows(text: str) -> tuple[int, ...]:
@@ -61,9 +48,6 @@ def parse_windows(text: str) -> tuple[int, ...]:
     if not all(part.strip().isdecimal() for part in parts):
         raise ConfigError(f"{text!r} is no list of windows; write numbers of tokens like 0,128 (0: no window)")
     return tuple(map(int, parts))
-
-
-MEMORY = Parsed(parse_memory, "SIZE")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
