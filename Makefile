@@ -110,7 +110,7 @@ test-long: $(READY)  ## Search the scheduler's states for a quarter of an hour, 
 	  tests/scheduler/machines/test_small_scope.py tests/scheduler/machines/test_pairs_of_mechanisms.py tests/scheduler/machines/test_planted_defects.py \
 	  tests/engine/test_beam_search_like_transformers.py tests/simulation/test_mutants.py \
 	  tests/evaluation/bench/gpu/test_gpu_first_hour.py
-	@$(BIN)/python -m octavo.kernels.triton.ahead --capabilities 80 86 89 90 120
+	@$(BIN)/python -m octavo.kernels.triton.ahead --capabilities 80 86 89 90 100 120
 	@$(MAKE) --no-print-directory test-machines ARGS=
 	@for each in $(CAMPAIGNS); do $(MAKE) --no-print-directory chaos \
 	  ARGS="$${each%:*} --count $${each#*:} --json docs/reliability.json" || exit 1; done

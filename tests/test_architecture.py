@@ -107,6 +107,9 @@ LAYERS: dict[str, set[str]] = {
     "octavo.frontend.anthropic": {
         *("errors", "config", "request", "text", "access", "stream", "http", "answer_parsers", "api", "anthropic"),
     },
+    "octavo.frontend.stored": {
+        *("errors", "config", "request", "access", "stream", "http", "api", "openai", "stored"),
+    },
     "octavo.worker.models": {"models", "loading", "tensor_parallel", "step", "model_settings"},
     "octavo.worker.sampling": {"sampling", "sequences", "step", "process", "gpu.transfer", "gpu.logprobs"},
     "octavo.worker.kv_store": {"kv_store"},

@@ -29,6 +29,9 @@ from octavo.frontend.batch.lines import answered_line
 from octavo.frontend.batch.records import Records
 from octavo.frontend.batch.storage import Storage, StorageError
 from octavo.frontend.cli import client
+from octavo.frontend.stored.database import StoreError
+from octavo.frontend.stored.store import Store
+from octavo.frontend.stored.values import Limits
 from octavo.frontend.text import tokenizer_cache
 from octavo.kernels.native import build
 from octavo.llm.engine import Engine, EngineError
@@ -206,6 +209,19 @@ def directory_of_kept_blocks(trial: Trial) -> None:
     ):
         KVStore(trial.place / "kv", 1 << 20, IDENTITY)
     trial.assert_told(str(refused.value))
+
+
+def stored_responses(trial: Trial) -> None:
+    with (
+        trial.breaks(),
+        pytest.raises(StoreError, match=r"cannot keep responses in .*; name another place") as refused,
+    ):
+        Store(trial.place / "responses", Limits(1 << 20, 0, 1.0))
+    trial.assert_told(str(refused.value))
+    # A store of before is not opened either.
+    Store(trial.place / "responses", Limits(1 << 20, 0, 1.0)).close()
+    with trial.breaks(), pytest.raises(StoreError, match="name another place"):
+        Store(trial.place / "responses", Limits(1 << 20, 0, 1.0))
 
 
 def history_of_a_chat(trial: Trial) -> None:
@@ -457,6 +473,8 @@ TRIED: dict[str, tuple[Try, tuple[str, ...]]] = {
     "worker/octavo/worker/models/kernel_race.py": (speeds_of_kernels, MAKING),
     "worker/octavo/worker/kv_store/segment.py": (kept_blocks, WRITING),
     "worker/octavo/worker/kv_store/room.py": (directory_of_kept_blocks, MAKING),
+    # What SQLite writes by itself is tried with the store.
+    "frontend/octavo/frontend/stored/database.py": (stored_responses, MAKING),
     "frontend/octavo/frontend/cli/client.py": (history_of_a_chat, MAKING),
     "frontend/octavo/frontend/batch/storage.py": (directory_of_batches, MAKING),
     "frontend/octavo/frontend/batch/files.py": (file_of_a_client, MAKING + WRITING),

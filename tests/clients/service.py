@@ -50,6 +50,7 @@ def running_service(model: Path, *, embeds: bool = False) -> Iterator[tuple[Serv
             "OCTAVO_DEVICE": "cpu",
             "OCTAVO_DTYPE": "float32",
             "OCTAVO_NUM_BLOCKS": "512",
+            "OCTAVO_RESPONSE_STORE": str(Path(directory) / "responses"),
             "OCTAVO_THREADS": os.environ.get("OCTAVO_THREADS", "1"),
             "OCTAVO_TOOL_CALL_PARSER": "hermes",
             "OCTAVO_POOLING": "mean" if embeds else "auto",

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -184,6 +185,70 @@ def responses_tools(service: Service) -> str:
     return f"{call.arguments}, then {second.output_text[:40]!r}"
 
 
+def responses_stored(service: Service) -> str:
+    """One is read again, gone on from, listed, and deleted."""
+    client = client_of(service)
+    asked: Any = {"model": service.model, "max_output_tokens": 12, "temperature": 0}
+    first = client.responses.create(**asked, input="My name is Ada.", instructions="Be kind.")
+    assert client.responses.retrieve(first.id).to_dict() == first.to_dict()
+    second = client.responses.create(**asked, input="What is my name?", previous_response_id=first.id)
+    alone = client.responses.create(**asked, input="What is my name?")
+    assert first.usage
+    assert second.usage
+    assert alone.usage
+    assert second.usage.input_tokens > alone.usage.input_tokens + first.usage.output_tokens
+    (item,) = list(client.responses.input_items.list(second.id))
+    assert item.content[0].text == "What is my name?"
+    client.responses.delete(first.id)
+    for gone, kind in (
+        (lambda: client.responses.retrieve(first.id), openai.NotFoundError),
+        (lambda: client.responses.create(**asked, input="?", previous_response_id=second.id), openai.BadRequestError),
+    ):
+        raised(kind, gone)
+    return f"{second.usage.input_tokens} tokens, of {alone.usage.input_tokens} said anew"
+
+
+def responses_in_the_background(service: Service) -> str:
+    """One is waited for, one followed from where its stream was left, one cancelled."""
+    client = client_of(service)
+    asked: Any = {"model": service.model, "input": "Count to ten.", "temperature": 0, "background": True}
+    begun = client.responses.create(**asked, max_output_tokens=12)
+    assert begun.status in ("queued", "in_progress")
+    whole = begun
+    while whole.status in ("queued", "in_progress"):
+        time.sleep(0.05)
+        whole = client.responses.retrieve(begun.id)
+    seen = []
+    with client.responses.create(**asked, max_output_tokens=12, stream=True) as stream:
+        for event in stream:
+            seen.append(event)
+            if event.type == "response.output_text.delta":
+                break
+    rest = client.responses.retrieve(seen[0].response.id, stream=True, starting_after=seen[-1].sequence_number)
+    seen += rest
+    assert [event.sequence_number for event in seen] == list(range(len(seen)))
+    assert "".join(event.delta for event in seen if event.type == "response.output_text.delta") == whole.output_text
+    long: Any = {**asked, "max_output_tokens": 400, "extra_body": {"ignore_eos": True}}
+    cancelled = client.responses.cancel(client.responses.create(**long).id)
+    assert cancelled.status == "cancelled"
+    return f"{whole.status}, {len(seen)} events"
+
+
+def conversations(service: Service) -> str:
+    client = client_of(service)
+    made = client.conversations.create(metadata={"a": "b"}, items=[{"role": "user", "content": "I am Ada."}])
+    asked: Any = {"model": service.model, "max_output_tokens": 8, "temperature": 0, "conversation": made.id}
+    answers = [client.responses.create(**asked, input=text) for text in ("Hello.", "Who am I?")]
+    roles = [getattr(item, "role", "?") for item in client.conversations.items.list(made.id, order="asc", limit=2)]
+    assert roles == ["user", "user", "assistant", "user", "assistant"]
+    assert answers[0].usage
+    assert answers[1].usage
+    assert answers[1].usage.input_tokens > answers[0].usage.input_tokens + answers[0].usage.output_tokens
+    assert client.conversations.update(made.id, metadata={}).metadata == {}
+    assert client.conversations.delete(made.id).deleted
+    return f"{len(roles)} items"
+
+
 def tools_round_trip(service: Service) -> str:
     client = client_of(service)
     asked: Any = {"model": service.model, "tools": [_WEATHER], "max_tokens": 60, "parallel_tool_calls": False}
@@ -315,6 +380,9 @@ if __name__ == "__main__":
         responses_stream_helper,
         responses_parsed,
         responses_tools,
+        responses_stored,
+        responses_in_the_background,
+        conversations,
         tools_round_trip,
         tools_streamed,
         json_schema,

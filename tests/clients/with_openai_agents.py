@@ -154,6 +154,22 @@ async def second_turn(make: Maker) -> str:
     return repr(second.final_output)
 
 
+@in_a_loop
+async def stored_turns(make: Maker) -> str:
+    """The server keeps what was said: by the id of the turn before, and as a conversation."""
+    agent = make(OpenAIResponsesModel, choice="required", tools=[weather])
+    first = await Runner.run(agent, _WEATHER, max_turns=8, auto_previous_response_id=True)
+    plain = make(OpenAIResponsesModel)
+    again = await Runner.run(plain, _QUESTION, previous_response_id=first.last_response_id)
+    fresh = await Runner.run(plain, _QUESTION)
+    conversation = await make.client.conversations.create()
+    for _ in range(2):
+        last = await Runner.run(plain, _QUESTION, conversation_id=conversation.id)
+    usages = [result.context_wrapper.usage.input_tokens for result in (again, last, fresh)]
+    assert min(usages[:2]) > usages[2] + 10, usages
+    return f"{usages} tokens"
+
+
 if __name__ == "__main__":
     set_tracing_disabled(True)
-    main(text, stream, tool, tool_streamed, hand_over, output_type, second_turn)
+    main(text, stream, tool, tool_streamed, hand_over, output_type, second_turn, stored_turns)

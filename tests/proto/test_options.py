@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from octavo.runtime.options import option
 from octavo.runtime.options.flags import config_of, fields_of, options_of
+from octavo.runtime.options.memory import parse_memory
 from octavo.runtime.options.option import DirectoryPath, FilePath, OneOf, Option, Parsed, Real, Several, Whole
 
 
@@ -207,3 +208,17 @@ def test_what_marks_a_field_needs_no_parser() -> None:
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     imported |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     assert imported <= {"collections.abc", "dataclasses", "enum", "typing"}
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [("4096", 4096), ("512MiB", 512 << 20), ("2GiB", 2 << 30), ("1.5 gib", 3 << 29), ("7KiB", 7168), ("10B", 10)],
+)
+def test_memory_is_read_with_its_unit(text: str, amount: int) -> None:
+    assert parse_memory(text) == amount
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "2GB", "1e9", "nan"])
+def test_other_amounts_of_memory_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="no amount of memory"):
+        parse_memory(text)

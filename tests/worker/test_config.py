@@ -12,7 +12,7 @@ from octavo.runtime.transport.curve_keys import ClientKeys
 from octavo.runtime.transport.endpoints import EndpointError
 from octavo.worker.config import WorkerConfig, default_worker_id
 from octavo.worker.fake.faults import parse_faults
-from octavo.worker.model_settings import ConfigError, ModelSettings, parse_memory, parse_windows
+from octavo.worker.model_settings import ConfigError, ModelSettings, parse_windows
 
 
 def configure(**changes: Any) -> WorkerConfig:
@@ -70,8 +70,9 @@ def configure(**changes: Any) -> WorkerConfig:
         ({"max_model_len": 0}, "at least 1"),
         ({"device": "fake", "kv_cache_memory": 1 << 20}, "give the number of blocks"),
         ({"device": "fake", "swap_memory": 1 << 20}, "give the number of blocks"),
-        ({"device": "cuda", "quantization": "q4_0"}, "--quantization q4_0 is for --device cpu; drop it on cuda"),
-        ({"device": "fake", "quantization": "q4_0"}, "--quantization q4_0 is for --device cpu; drop it on fake"),
+        ({"device": "cuda", "quantization": "q8_0"}, "q8_0 is for --device cpu; on cuda it takes q4_0, q4_1"),
+        ({"device": "fake", "quantization": "q4_0"}, "--quantization q4_0 is for cpu and cuda; drop it on fake"),
+        ({"device": "cpu", "attention_backend": "triton"}, "--attention-backend triton is for --device cuda; drop it"),
         ({"fake_step_ms": 1.0}, "mean nothing on cpu"),
         ({"fake_windows": (0, 64)}, "mean nothing on cpu"),
         ({"fake_faults": parse_faults("die=5")}, "mean nothing on cpu"),
@@ -118,20 +119,6 @@ def test_without_options_the_settings_of_a_model_have_their_own_defaults() -> No
 
     result = CliRunner(env={"OCTAVO_MODEL": None}).invoke(command, [])
     assert (result.output, found) == ("", [ModelSettings()])
-
-
-@pytest.mark.parametrize(
-    ("text", "amount"),
-    [("4096", 4096), ("512MiB", 512 << 20), ("2GiB", 2 << 30), ("1.5 gib", 3 << 29), ("7KiB", 7168), ("10B", 10)],
-)
-def test_memory_is_read_with_its_unit(text: str, amount: int) -> None:
-    assert parse_memory(text) == amount
-
-
-@pytest.mark.parametrize("text", ["", "GiB", "-1", "2GB", "1e9", "nan"])
-def test_other_amounts_of_memory_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="no amount of memory"):
-        parse_memory(text)
 
 
 @pytest.mark.parametrize(("text", "windows"), [("0", (0,)), ("0,128", (0, 128)), (" 4 , 0,4", (4, 0, 4))])

@@ -22,9 +22,11 @@ from octavo.frontend.openai.chat_completions import chat_completions
 from octavo.frontend.openai.completions import completions
 from octavo.frontend.openai.embeddings import embeddings
 from octavo.frontend.openai.infill import infill
-from octavo.frontend.openai.responses import responses
 from octavo.frontend.openai.scores import classify, rerank, score
 from octavo.frontend.page import routes as page
+from octavo.frontend.stored.routes import create_response
+from octavo.frontend.stored.routes import routes as stored_routes
+from octavo.frontend.stored.service import StoredResponses
 from octavo.frontend.stream.generation import Generation
 
 
@@ -41,7 +43,6 @@ def _by_api(openai: Handler, anthropic: Handler) -> Handler:
 _GENERATING: Final[dict[tuple[str, str], Handler]] = {
     ("POST", "/v1/chat/completions"): chat_completions,
     ("POST", "/v1/completions"): completions,
-    ("POST", "/v1/responses"): responses,
     ("POST", "/v1/messages"): messages,
     ("POST", "/infill"): infill,
 }
@@ -73,16 +74,24 @@ _CACHE_RESET: Final[dict[tuple[str, str], Handler]] = {
 
 
 def build_app(
-    generation: Generation, access: Access, config: FrontendConfig, batches: BatchService | None = None
+    generation: Generation,
+    access: Access,
+    config: FrontendConfig,
+    *,
+    batches: BatchService | None = None,
+    stored: StoredResponses | None = None,
 ) -> Starlette:
-    """Returns the ASGI application; without `batches` the routes of files and batches say that there are none."""
+    """Returns the ASGI application. Without `batches` the routes of files and batches say that there are none; without
+    `stored` no response is kept."""
     api = Api(generation, access, config)
     explainer = Explainer(config.scheduler_admin)
-    explained_routes = {key: explained(handler, explainer) for key, handler in _GENERATING.items()}
+    generating = _GENERATING | {("POST", "/v1/responses"): create_response(stored)}
+    explained_routes = {key: explained(handler, explainer) for key, handler in generating.items()}
     table = explained_routes | _ROUTES | (_CACHE_RESET if config.enable_cache_reset else {})
     app = Starlette(
         routes=[
             *(route(api, path, handler, method) for (method, path), handler in table.items()),
+            *stored_routes(api, stored),
             *batch.routes(api, batches),
             *page.routes(api, explainer),
         ],

@@ -19,6 +19,7 @@ from octavo.runtime.options.common import (
     TLS_KEY,
     TOOL_CALL_PARSER,
 )
+from octavo.runtime.options.memory import MEMORY
 from octavo.runtime.options.option import DirectoryPath, Option, Parsed, Real, Several, Whole
 from octavo.runtime.transport.curve_keys import ClientKeys
 from octavo.runtime.transport.endpoints import default_endpoint, endpoint_to_connect
@@ -208,6 +209,38 @@ class FrontendConfig:
             default=None,
         ),
     ] = ""
+    # Of the process's user alone, and for all frontends of this machine; None: responses are not kept.
+    response_store: Annotated[
+        Path | None,
+        Option(
+            "--response-store",
+            "Directory of this user alone in which to keep what /v1/responses answers, and conversations, for all"
+            " frontends of this machine that are given the same one. Default: nothing is kept.",
+            Parsed(Path, "DIRECTORY"),
+        ),
+    ] = None
+    response_store_memory: Annotated[
+        int,
+        Option(
+            "--response-store-memory",
+            "What may lie in --response-store: bytes, or with MiB, GiB or TiB. What is used least makes way.",
+            MEMORY,
+            default="8GiB",
+        ),
+    ] = 8 << 30
+    tenant_response_store_memory: Annotated[
+        int,
+        Option(
+            "--tenant-response-store-memory",
+            "The same of one tenant; 0: no bound of its own.",
+            MEMORY,
+            default="1GiB",
+        ),
+    ] = 1 << 30
+    response_expiry_s: Annotated[
+        float,
+        Option("--response-expiry", "Seconds that a response or a conversation is kept after its last use.", _SECONDS),
+    ] = 30 * 86400.0
     enable_cache_reset: Annotated[
         bool,
         Option(

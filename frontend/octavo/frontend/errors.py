@@ -45,6 +45,8 @@ class Reason(enum.StrEnum):
     ROUTE_NOT_FOUND = "ROUTE_NOT_FOUND"
     FILE_NOT_FOUND = "FILE_NOT_FOUND"
     BATCH_NOT_FOUND = "BATCH_NOT_FOUND"
+    NOT_STORED = "NOT_STORED"
+    PREVIOUS_RESPONSE_NOT_FOUND = "PREVIOUS_RESPONSE_NOT_FOUND"
     DUPLICATE_ID = "DUPLICATE_ID"
     UNSUPPORTED_FIELD = "UNSUPPORTED_FIELD"
     ATTACH_OFFSET_GONE = "ATTACH_OFFSET_GONE"
@@ -53,6 +55,7 @@ class Reason(enum.StrEnum):
     TOO_MANY_REQUESTS = "TOO_MANY_REQUESTS"
     TOO_MUCH_WORK = "TOO_MUCH_WORK"
     TENANT_QUOTA = "TENANT_QUOTA"
+    STORE_FULL = "STORE_FULL"
     QUEUE_FULL = "QUEUE_FULL"
     NO_WORKER = "NO_WORKER"
     MODEL_MISMATCH = "MODEL_MISMATCH"
@@ -173,6 +176,8 @@ TABLE: Final[dict[Terms, tuple[Reason, ...]]] = {
         Reason.NO_TOKEN_LEFT,
         Reason.TEXT_TIMEOUT,
         Reason.WRONG_TASK,
+        # As OpenAI's API has it, though something is not found.
+        Reason.PREVIOUS_RESPONSE_NOT_FOUND,
     ),
     # As gRPC itself answers a message that is too large.
     Terms(InvalidRequest, "RESOURCE_EXHAUSTED", 413, anthropic_type="request_too_large"): (Reason.TOO_LARGE,),
@@ -192,13 +197,17 @@ TABLE: Final[dict[Terms, tuple[Reason, ...]]] = {
         Reason.ROUTE_NOT_FOUND,
         Reason.FILE_NOT_FOUND,
         Reason.BATCH_NOT_FOUND,
+        Reason.NOT_STORED,
     ),
     Terms(AlreadyExists, "ALREADY_EXISTS", 409, anthropic_type="conflict_error"): (Reason.DUPLICATE_ID,),
     Terms(Aborted, "CANCELLED", 409, anthropic_type="conflict_error"): (Reason.ABORTED,),
     # Nobody cancelled these requests: the server ended the reading of their events.
     Terms(Aborted, "ABORTED", 409, anthropic_type="conflict_error"): (Reason.SUPERSEDED, Reason.SLOW_READER),
     # Of Anthropic's clients those that have reached a limit of their own are told so; else the server is full.
-    Terms(Overloaded, "RESOURCE_EXHAUSTED", 429, "rate_limit_error", 1.0, "rate_limit_error"): (Reason.TENANT_QUOTA,),
+    Terms(Overloaded, "RESOURCE_EXHAUSTED", 429, "rate_limit_error", 1.0, "rate_limit_error"): (
+        Reason.TENANT_QUOTA,
+        Reason.STORE_FULL,
+    ),
     Terms(Overloaded, "RESOURCE_EXHAUSTED", 429, "rate_limit_error", 1.0, "overloaded_error", 529): (
         Reason.TOO_MANY_REQUESTS,
         Reason.TOO_MUCH_WORK,

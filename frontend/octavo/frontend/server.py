@@ -28,6 +28,11 @@ from octavo.frontend.http.guards import AccessMiddleware, AllowedHosts, BrowserG
 from octavo.frontend.http.server import HttpServer
 from octavo.frontend.scheduler.pinned_prefixes import read_pinned_prefixes
 from octavo.frontend.scheduler.pool import SchedulerPool
+from octavo.frontend.stored.metrics import StoredMetrics
+from octavo.frontend.stored.service import StoredResponses
+from octavo.frontend.stored.store import Store
+from octavo.frontend.stored.store_thread import StoreThread
+from octavo.frontend.stored.values import Limits
 from octavo.frontend.stream.generation import Generation
 from octavo.frontend.stream.metrics import CellMetrics, FrontendMetrics
 from octavo.frontend.stream.registry import Timeouts
@@ -104,8 +109,9 @@ class FrontendServer:
     def __init__(self, config: FrontendConfig, tokenizer: ModelTokenizer | None = None) -> None:
         """Reads the model directory, and its tokenizer where `tokenizer` is None.
 
-        Raises `ModelDirectoryError`; `PinnedPrefixesError`, `ApiKeysError` and `TlsError` for files of these that
-        cannot be used; `StorageError` for the directory of batches; `EndpointError` if an address cannot be bound.
+        Raises `ModelDirectoryError`; `PinnedPrefixesError`, `ApiKeysError`, `TlsError` and `StoreError` for files of
+        these that cannot be used; `StorageError` for the directory of batches; `EndpointError` if an address cannot be
+        bound.
         """
         self._config = config
         access, credentials = build_access(config), server_credentials(config)
@@ -124,7 +130,9 @@ class FrontendServer:
         )
         admission = Admission(config, access.bounds)
         self._metrics = FrontendMetrics(config.served_model_name, admission, lambda: self.scheduler.journals)
-        expose("frontend", self._metrics, CellMetrics(config.served_model_name, self.scheduler))
+        self._stored = _stored_responses(config)
+        collectors = [StoredMetrics(self._stored)] if self._stored else []
+        expose("frontend", self._metrics, CellMetrics(config.served_model_name, self.scheduler), *collectors)
         self.generation = Generation(
             model_names=(config.served_model_name, *config.model_aliases),
             tokenizer=tokenizer,
@@ -156,7 +164,7 @@ class FrontendServer:
         if config.health_address:
             _bind(self._probes, config.health_address, None)
         self._batches = BatchService(config) if config.batch_directory else None
-        self._app = build_app(self.generation, access, config, self._batches)
+        self._app = build_app(self.generation, access, config, batches=self._batches, stored=self._stored)
         bounded_app = BodyBound(self._app, Bodies())
         app: ASGIApp = AccessMiddleware(bounded_app, access, public_metrics=config.public_load_metrics)
         if origins := parse_origins(config.allowed_origins):
@@ -178,6 +186,7 @@ class FrontendServer:
         lag = asyncio.create_task(self._metrics.measure_lag())
         room = asyncio.create_task(self._keep_room())
         batches = asyncio.create_task(self._run_batches())
+        stored = asyncio.create_task(self._stored.serve() if self._stored else asyncio.sleep(0))
         try:
             await asyncio.wait((link, readiness, stop), return_when=asyncio.FIRST_COMPLETED)
             readiness.cancel()
@@ -187,7 +196,11 @@ class FrontendServer:
             if self._http:
                 await self._http.stop()
             await asyncio.gather(self._server.stop(_STOP_GRACE_S), self._probes.stop(_STOP_GRACE_S))
-            await _end(lag, room, readiness, stop, batches, link)
+            try:
+                await _end(lag, room, readiness, stop, batches, link, stored)
+            finally:
+                if self._stored:
+                    await self._stored.close()
             self._text.close()
 
     async def _keep_room(self) -> None:
@@ -234,6 +247,13 @@ def _reasoning_format(config: FrontendConfig, tokenizer: ModelTokenizer) -> Reas
     files = tokenizer.files
     templates = files.chat_template + files.tool_template
     return reasoning_format(config.reasoning_parser, templates, lambda text: tokenizer.added_token_id(text) is not None)
+
+
+def _stored_responses(config: FrontendConfig) -> StoredResponses | None:
+    if config.response_store is None or not config.http_listen:
+        return None
+    limits = Limits(config.response_store_memory, config.tenant_response_store_memory, config.response_expiry_s)
+    return StoredResponses(StoreThread(Store(config.response_store, limits)))
 
 
 def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:

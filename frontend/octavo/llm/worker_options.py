@@ -29,4 +29,5 @@ class WorkerOptions:
     gpu_memory_utilization: float | None = None
     max_num_batched_tokens: int | None = None
     max_num_seqs: int | None = None
+    attention_backend: str | None = None
     cuda_graphs: bool | None = None

@@ -433,7 +433,8 @@ class GrammarTime(Value, frozen=True):
 
 class StepTimes(Value, frozen=True):
     """Says where a step's time went in the worker, in microseconds: batch building, model, sampling; and how much of
-    the last is due to each sequence's `grammars`, where it has one. `propose_us` come on top, for proposals."""
+    the last is due to each sequence's `grammars`, where it has one. `propose_us` come on top, for a draft model that
+    follows the step and makes its proposals."""
 
     prepare_us: Count
     model_us: Count

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Annotated
 
 from octavo.runtime.options.common import INSECURE_METRICS, METRICS_LISTEN, OTLP_ENDPOINT
+from octavo.runtime.options.memory import MEMORY
 from octavo.runtime.options.option import DirectoryPath, Option, Parsed, Real
 from octavo.runtime.transport.curve_keys import ClientKeys
 from octavo.runtime.transport.endpoints import check_endpoint, check_metrics
 from octavo.wire.steps import WorkerRole
-from octavo.worker.model_settings import MEMORY, ConfigError, ModelSettings
+from octavo.worker.model_settings import ConfigError, ModelSettings
 
 # Instead of an endpoint for other workers: nobody reads blocks here.
 NO_PEERS = "none"

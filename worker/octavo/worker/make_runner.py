@@ -217,7 +217,9 @@ def _make_model_runner(config: WorkerConfig, directory: Path, draft: Path | None
     if config.device == "cpu" and (chosen := settle(directory, settings, shared.get("group", SINGLE))):
         click.echo(chosen)
     try:
-        runner = ModelRunner(directory, settings, device=_own_device(config), draft_directory=draft, **shared)
+        runner = ModelRunner(
+            directory, settings, device=config.own_device(config.tp_rank or 0), draft_directory=draft, **shared
+        )
     except (KVCacheError, ModelConfigError, ModelRunnerError, WeightsError) as error:
         raise UnusableError(one_line(error)) from error
     except torch.OutOfMemoryError as error:
@@ -232,12 +234,6 @@ def _make_model_runner(config: WorkerConfig, directory: Path, draft: Path | None
         # The vocabulary is read from JSON that takes a multiple of its memory for a moment.
         release_free_memory()
     return runner
-
-
-def _own_device(config: WorkerConfig) -> str:
-    """Returns the device of this rank: ranks on one machine take one GPU each."""
-    apart = config.device == "cuda" and config.ranks_here > 1
-    return f"cuda:{config.tp_rank or 0}" if apart else config.device
 
 
 def _usual_threads(ranks: int) -> int:

@@ -18,6 +18,7 @@ from octavo.frontend.access.tls import TlsError
 from octavo.frontend.batch.storage import StorageError
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.scheduler.pinned_prefixes import PinnedPrefixesError
+from octavo.frontend.stored.database import StoreError
 from octavo.runtime.models.directory import ModelDirectoryError, model_name, resolve_model
 from octavo.runtime.options.flags import config_of, options_of
 from octavo.runtime.process.gc_tuning import collect_seldom
@@ -129,5 +130,5 @@ def _start_errors() -> Iterator[None]:
         yield
     except EndpointError as error:
         raise click.ClickException(f"the frontend cannot start: {error}") from error
-    except (ModelDirectoryError, PinnedPrefixesError, ApiKeysError, TlsError, StorageError) as error:
+    except (ModelDirectoryError, PinnedPrefixesError, ApiKeysError, TlsError, StorageError, StoreError) as error:
         raise click.UsageError(str(error)) from error

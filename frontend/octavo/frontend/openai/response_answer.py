@@ -153,7 +153,9 @@ class ResponseAnswer:
         self._usage.note(0, event)
         match event:
             case RequestStarted():
-                return self._lifecycle("created") + self._lifecycle("in_progress")
+                created = b"" if self._number else self._lifecycle("created")
+                self.response["status"] = "in_progress"
+                return created + self._lifecycle("in_progress")
             case TextDelta():
                 return self._written(self._grown(self._reader.take(event.reasoning, event.text)))
             case SequenceFinished():
@@ -162,8 +164,18 @@ class ResponseAnswer:
                 return comment(event.kind.name.lower())
         return b""
 
+    @property
+    def has_begun(self) -> bool:
+        """Tells whether there were events."""
+        return bool(self._number)
+
     def finish(self) -> bytes:
         """Returns the last event of the response, which has the usage."""
+        self.sum_up()
+        return self._lifecycle(self.response["status"])
+
+    def sum_up(self) -> None:
+        """Makes `response` complete, after the last event was taken in."""
         counts = self._usage
         self.response["usage"] = {
             "input_tokens": counts.prompt_tokens,
@@ -172,13 +184,27 @@ class ResponseAnswer:
             "output_tokens_details": {"reasoning_tokens": counts.reasoning_tokens},
             "total_tokens": counts.prompt_tokens + counts.completion_tokens,
         }
-        return self._lifecycle(self.response["status"])
+
+    def queue(self) -> bytes:
+        """Returns the first events of a response that nobody waits for; called before anything is taken in."""
+        self.response["status"] = "queued"
+        return self._lifecycle("created") + self._lifecycle("queued")
+
+    def cancel(self) -> bytes:
+        """Returns the last events of a response that was cancelled, which keeps what there is of its answer."""
+        ended = self._written(self._close("incomplete"))
+        self.response["status"] = "cancelled"
+        return ended + self._lifecycle("cancelled")
 
     def fail(self, error: ServiceError) -> bytes:
         """Returns the last event of a stream that `error` ends."""
+        self.note_failure(error)
+        return self._lifecycle("failed")
+
+    def note_failure(self, error: ServiceError) -> None:
+        """Makes `response` one that `error` has ended."""
         code = "rate_limit_exceeded" if isinstance(error, Overloaded) else "server_error"
         self.response |= {"status": "failed", "error": {"code": code, "message": error_object(error)["message"]}}
-        return self._lifecycle("failed")
 
     def _grown(self, parts: Iterable[AnswerPart]) -> Iterator[_Event]:
         for part in parts:
@@ -246,7 +272,12 @@ class ResponseAnswer:
         return b"".join(self._event(name, fields) for name, fields in events)
 
     def _event(self, name: str, fields: dict[str, Any]) -> bytes:
-        kind = f"response.{name}"
-        payload = _encode({"type": kind, "sequence_number": self._number, **fields})
         self._number += 1
-        return b"event: %b\ndata: %b\n\n" % (kind.encode(), payload)
+        return event_of(name, self._number - 1, fields)
+
+
+def event_of(name: str, number: int, fields: dict[str, Any]) -> bytes:
+    """Returns the event `name`, the one with that `number` in the stream of its response."""
+    kind = f"response.{name}"
+    payload = _encode({"type": kind, "sequence_number": number, **fields})
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), payload)

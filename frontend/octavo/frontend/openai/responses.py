@@ -1,7 +1,8 @@
-"""Serves POST /v1/responses, OpenAI's newer API, for text, reasoning and functions. Responses are not kept."""
+"""Serves POST /v1/responses, OpenAI's newer API, for text, reasoning and functions, where responses are not kept."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
@@ -25,29 +26,71 @@ from octavo.frontend.http.envelope import unix_time
 from octavo.frontend.http.streaming import EventStream
 from octavo.frontend.openai.answers import encode
 from octavo.frontend.openai.response_answer import ResponseAnswer
-from octavo.frontend.openai.responses_input import RESPONSES_UNSUPPORTED, ResponsesBody, chat_of, format_of
+from octavo.frontend.openai.responses_input import (
+    NEEDS_STORE,
+    RESPONSES_UNSUPPORTED,
+    Item,
+    ResponsesBody,
+    chat_of,
+    format_of,
+)
 from octavo.frontend.request.chat import Tool
 from octavo.frontend.request.request import GenerationRequest
 
 
+@dataclass(frozen=True)
+class ResponsesCall:
+    """Holds a call that was read: what is asked, and the answer that begins. `headers` name what is not honoured."""
+
+    body: ResponsesBody
+    asked: GenerationRequest
+    answer: ResponseAnswer
+    headers: dict[str, str]
+
+    def events(self, api: Api, request: Request) -> AsyncGenerator[IndexedEvent]:
+        """Returns the iterator that has the answer computed."""
+        return generations(api, request, [self.asked], seconds("timeout", self.body.timeout))
+
+
 async def responses(api: Api, request: Request) -> Response:
-    """Answers one call."""
-    body, unknown = await read_call(request, ResponsesBody, RESPONSES_UNSUPPORTED, api.generation.beginnings)
+    """Answers one call where nothing is stored."""
+    unsupported = {**RESPONSES_UNSUPPORTED, **NEEDS_STORE}
+    body, unknown = await read_call(request, ResponsesBody, unsupported, api.generation.beginnings)
+    if body.store:
+        unknown.append("store")
+    return await answered(api, request, prepared(api, request, body, unknown))
+
+
+def prepared(
+    api: Api,
+    request: Request,
+    body: ResponsesBody,
+    unknown: list[str],
+    earlier: Sequence[Item] = (),
+    stored_as: Mapping[str, Any] | None = None,
+) -> ResponsesCall:
+    """Returns what the call asks, after the items of `earlier` calls. `unknown` are names of fields that are not
+    honoured, `stored_as` what the response says of how it is stored. Raises `InvalidRequest`, `Unsupported`."""
     found = read_tools(decoded("tools", body.tools, object), unknown)
     choice = read_tool_choice(decoded("tool_choice", body.tool_choice, object), found.functions)
     tools = () if choice.mode is ToolChoiceMode.NONE else found.functions
     call = body.request_id or fresh_id()
-    asked = _asked(api, body, tools, choice, call, request, api.reading(unknown))
+    asked = _asked(api, body, tools, choice, call, request, api.reading(unknown), earlier)
     is_forced = bool(tools) and choice.mode is not ToolChoiceMode.AUTO
     one_call = body.parallel_tool_calls is False
     reader = make_reader(api.tool_format if tools else NONE, tools, is_forced=is_forced, one_call=one_call)
-    answer = ResponseAnswer(_response(api, body, call), reader, namespaces=found.namespaces)
-    events = generations(api, request, [asked], seconds("timeout", body.timeout))
-    headers = unknown_fields_header(unknown)
-    if body.stream:
-        return EventStream(_stream(answer, events), ping_s=api.ping_s, headers=headers, on_error=answer.fail)
-    whole = await while_connected(request, _whole(answer, events))
-    return Response(encode(whole), headers=headers, media_type="application/json")
+    response = {**_response(api, body, call), **(stored_as or {})}
+    answer = ResponseAnswer(response, reader, namespaces=found.namespaces)
+    return ResponsesCall(body, asked, answer, unknown_fields_header(unknown))
+
+
+async def answered(api: Api, request: Request, call: ResponsesCall) -> Response:
+    """Computes and returns the answer of a call, and stores nothing."""
+    answer, events = call.answer, call.events(api, request)
+    if call.body.stream:
+        return EventStream(_stream(answer, events), ping_s=api.ping_s, headers=call.headers, on_error=answer.fail)
+    whole = await while_connected(request, whole_answer(answer, events))
+    return Response(encode(whole), headers=call.headers, media_type="application/json")
 
 
 def _asked(
@@ -58,9 +101,12 @@ def _asked(
     call: str,
     request: Request,
     reading: Reading,
+    earlier: Sequence[Item],
 ) -> GenerationRequest:
     parallel, asked = body.parallel_tool_calls is not False, format_of(body, reading)
     sampling = sampling_of(body, reading)
+    # Whoever comes back for a response may want to follow it.
+    sampling["incremental"] = bool(body.stream or body.background)
     sampling["constraint"] = constraint_for(
         tools,
         choice,
@@ -71,7 +117,7 @@ def _asked(
         asked=asked,
     )
     return GenerationRequest(
-        prompt=chat_of(body, tools, api.generation.tokenizer, reading.ignored),
+        prompt=chat_of(body, tools, api.generation.tokenizer, reading.ignored, earlier),
         request_id=call,
         max_new_tokens=body.max_output_tokens,
         kept_special_tokens=markers_of(api.tool_format) if tools else (),
@@ -87,7 +133,8 @@ async def _stream(answer: ResponseAnswer, events: AsyncGenerator[IndexedEvent]) 
     yield answer.finish()
 
 
-async def _whole(answer: ResponseAnswer, events: AsyncGenerator[IndexedEvent]) -> dict[str, Any]:
+async def whole_answer(answer: ResponseAnswer, events: AsyncGenerator[IndexedEvent]) -> dict[str, Any]:
+    """Returns the response once it is complete."""
     async with aclosing(events):
         async for _, event in events:
             answer.take(event)

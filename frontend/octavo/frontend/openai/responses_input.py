@@ -1,6 +1,6 @@
 """Reads the body of POST /v1/responses as a chat and a constraint."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Final
 
@@ -72,14 +72,15 @@ class ResponsesBody(Sampling, frozen=True, kw_only=True):
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
     chat_template_kwargs: Raw = Raw()
+    # Where responses are stored.
+    store: bool | None = None
+    background: bool | None = None
+    previous_response_id: str | None = None
+    conversation: Raw = Raw()
 
 
 RESPONSES_UNSUPPORTED: Final[Neutral] = {
     **CHAT_UNSUPPORTED,
-    # Answers are not kept.
-    "previous_response_id": (),
-    "conversation": (),
-    "background": (b"false",),
     "prompt": (),
     "top_logprobs": (b"0",),
     # Fields of other routes.
@@ -93,13 +94,22 @@ RESPONSES_UNSUPPORTED: Final[Neutral] = {
     "length_penalty": (),
     "early_stopping": (),
 }
+# What else cannot be had where nothing is stored.
+NEEDS_STORE: Final[Neutral] = {"previous_response_id": (), "conversation": (), "background": (b"false",)}
 
 
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 
-def chat_of(body: ResponsesBody, tools: tuple[Tool, ...], tokenizer: ModelTokenizer, ignored: list[str]) -> Chat:
-    """Returns the conversation; fields and items that are not honoured are named in `ignored`.
+def chat_of(
+    body: ResponsesBody,
+    tools: tuple[Tool, ...],
+    tokenizer: ModelTokenizer,
+    ignored: list[str],
+    earlier: Sequence[Item] = (),
+) -> Chat:
+    """Returns the conversation, with the items of `earlier` calls before those of this one; fields and items that are
+    not honoured are named in `ignored`.
 
     Raises `InvalidRequest`, and `Unsupported` for items that are no text.
     """
@@ -109,7 +119,8 @@ def chat_of(body: ResponsesBody, tools: tuple[Tool, ...], tokenizer: ModelTokeni
     effort = body.reasoning.effort if body.reasoning else None
     given_variables = decoded("chat_template_kwargs", body.chat_template_kwargs, dict[str, Any], MAX_VARIABLES_BYTES)
     variables = readable_variables(given_variables or {}, effort, tokenizer, bool(tools), ignored)
-    return Chat((*before, *_messages(_items(body), ignored)), tools, template_variables=variables)
+    messages = (*before, *messages_of(earlier, []), *messages_of(_items(body), ignored))
+    return Chat(messages, tools, template_variables=variables)
 
 
 def format_of(body: ResponsesBody, reading: Reading) -> Constraint | None:
@@ -130,7 +141,9 @@ def _items(body: ResponsesBody) -> list[Item]:
     return items
 
 
-def _messages(items: Iterable[Item], ignored: list[str]) -> list[ChatMessage]:
+def messages_of(items: Iterable[Item], ignored: list[str]) -> list[ChatMessage]:
+    """Returns items as messages; those that are not honoured are named in `ignored`. Raises `InvalidRequest`, and
+    `Unsupported` for items that are no text."""
     messages: list[ChatMessage] = []
     # What the assistant has thought before its next message or call.
     thought = ""

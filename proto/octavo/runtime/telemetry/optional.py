@@ -17,13 +17,23 @@ KV_DISK_WRITES: Final = "kv_disk_writes"
 LAST_WORDS: Final = "last_words"
 METRICS: Final = "metrics"
 OUTPUT: Final = "output"
+RESPONSE_STORE: Final = "response_store"
 TOKENIZER_CACHE: Final = "tokenizer_cache"
 TRACES: Final = "traces"
 
 _log = logging.getLogger(__name__)
 
 _failures = Tally(
-    EVENT_LOG, KERNEL_SPEEDS, KV_DISK_READS, KV_DISK_WRITES, LAST_WORDS, METRICS, OUTPUT, TOKENIZER_CACHE, TRACES
+    EVENT_LOG,
+    KERNEL_SPEEDS,
+    KV_DISK_READS,
+    KV_DISK_WRITES,
+    LAST_WORDS,
+    METRICS,
+    OUTPUT,
+    RESPONSE_STORE,
+    TOKENIZER_CACHE,
+    TRACES,
 )
 # What has been said to fail, and has not been seen to work since.
 _failing: set[str] = set()

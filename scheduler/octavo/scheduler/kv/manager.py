@@ -231,6 +231,11 @@ class KVCacheManager:
         loads = [cpu_block for begin in begins for cpu_block in begin.loads.values()]
         return self.disk.fetch([*dict.fromkeys(contents)], loads, goes_on=goes_on)
 
+    def use(self, group: SequenceGroup) -> None:
+        for begin in self._lookup.begins(group.leaders()):
+            self.blocks.use(present(begin.found))
+            self.cpu_blocks.use(begin.loads.values())
+
     def allocate(self, group: SequenceGroup, step_id: int) -> list[BlockMove]:
         """Gives each leader the blocks of all its known tokens (see `KVMemory`): equal beginnings inside a group share
         blocks, cached or not. Taking all blocks at the start rather than chunk by chunk keeps half-prefilled prompts

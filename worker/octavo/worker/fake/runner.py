@@ -39,7 +39,7 @@ from octavo.worker.fake.encoder import FAKE_OUTPUTS, expected_output
 from octavo.worker.fake.faults import FakeFault, FakeFaults
 from octavo.worker.kv_store.identity import StoreIdentity
 from octavo.worker.kv_store.loan import Parts, Payload
-from octavo.worker.runner import BlockContents, DoneStep, StepOutput
+from octavo.worker.runner import BlockContents, DoneStep, Settle, StepOutput, nothing_pending
 from octavo.worker.sampling.grammars import Grammars
 from octavo.worker.sequences import Chooser, WorkerSequence, WorkItem
 from octavo.worker.step.failures import bad_grammar, no_token_left, not_finite
@@ -275,7 +275,7 @@ class FakeRunner:
             self._draft_caches.append(cache)
             self.kv_bytes_per_token *= 2
 
-    def launch(self, moves: BlockMoves, items: list[WorkItem]) -> DoneStep:
+    def launch(self, moves: BlockMoves, items: list[WorkItem], settle: Settle = nothing_pending) -> DoneStep:
         return DoneStep(self.execute(moves, items))
 
     def forget(self, sequence_ids: Iterable[int]) -> None:

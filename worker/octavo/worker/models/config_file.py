@@ -101,6 +101,10 @@ class ConfigFile(msgspec.Struct):
     logits_scaling: _Factor = 1.0
 
 
+# The methods whose weights are 8-bit floats.
+_FLOATS = frozenset({"fp8", "finegrained_fp8"})
+
+
 class _Quantized(msgspec.Struct):
     quantization_config: dict[str, Any] | None = None
 
@@ -122,10 +126,25 @@ def read_config_file(path: Path, *, headless: bool = False) -> tuple[Architectur
 
 
 def is_quantized(directory: Path) -> bool:
-    """Tells whether the weights in `directory` are quantised. Raises `ModelConfigError`."""
+    """Tells whether the weights in `directory` are quantised, to integers or to floats. Raises `ModelConfigError`."""
+    return _quantization(directory) is not None
+
+
+def has_quantized_integers(directory: Path) -> bool:
+    """Tells whether the weights in `directory` are quantised to integers, by which CPUs multiply. Raises
+    `ModelConfigError`."""
+    config = _quantization(directory)
+    if config is None or config.get("quant_method") in _FLOATS:
+        return False
+    groups = config.get("config_groups")
+    weights = [group.get("weights") for group in groups.values()] if isinstance(groups, dict) else []
+    return not weights or any(not isinstance(each, dict) or each.get("type") != "float" for each in weights)
+
+
+def _quantization(directory: Path) -> dict[str, Any] | None:
     path = directory / "config.json"
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_Quantized).quantization_config is not None
+        return msgspec.json.decode(path.read_bytes(), type=_Quantized).quantization_config
     except (OSError, msgspec.MsgspecError) as error:
         raise ModelConfigError(f"{path}: cannot read it: {error}") from error
 

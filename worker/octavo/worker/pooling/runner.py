@@ -23,7 +23,7 @@ from octavo.worker.models.encoders.encoder import EncoderModel, TextBatch
 from octavo.worker.models.encoders.families import has_classes
 from octavo.worker.pooling.heads import EmbeddingHead, Head, classifier_head
 from octavo.worker.pooling.sentence_files import read_pooling
-from octavo.worker.runner import BlockContents, DoneStep, StepOutput
+from octavo.worker.runner import BlockContents, DoneStep, Settle, StepOutput, nothing_pending
 from octavo.worker.sequences import WorkItem
 from octavo.worker.step.failures import not_finite
 
@@ -88,7 +88,7 @@ class EncoderRunner:
             pooling=PoolingModel(task, self._head.num_outputs),
         )
 
-    def launch(self, moves: BlockMoves, items: list[WorkItem]) -> DoneStep:
+    def launch(self, moves: BlockMoves, items: list[WorkItem], settle: Settle = nothing_pending) -> DoneStep:
         """Computes `items`, each a whole text. Raises `ValueError` on one that is not."""
         return DoneStep(self.execute(moves, items))
 

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from octavo.kernels.choice import AttentionChoice, choose_attention
+from octavo.kernels.choice import AttentionChoice, BackendUnavailable, choose_attention
 from octavo.kernels.native.build import source_hash
+from octavo.kernels.triton.devices import FP8_FROM, takes_fp8
 from octavo.runtime.models.directory import fingerprint, model_name
 from octavo.wire.pooling import PoolingModel
 from octavo.wire.steps import BlockMoves, KVGroup, ModelInfo
@@ -26,8 +27,9 @@ from octavo.worker.kv_store.loan import Payload
 from octavo.worker.loading.load_format import release_free_memory
 from octavo.worker.loading.weights import WeightsError
 from octavo.worker.model_settings import DTYPES, KV_CACHE_DTYPES, ModelSettings
+from octavo.worker.models import gpu_linear
 from octavo.worker.models.compiled import CompiledLlama, compiled, obstacle
-from octavo.worker.models.config_file import ModelConfigError, is_quantized
+from octavo.worker.models.config_file import ModelConfigError, has_quantized_integers, is_quantized
 from octavo.worker.models.decoder import Decoder
 from octavo.worker.models.fused import FusedLlama
 from octavo.worker.models.kernel_race import kernel_path
@@ -37,7 +39,7 @@ from octavo.worker.pooling.decoders import DecoderPooling, decoder_pooling, load
 from octavo.worker.pooling.executor import PoolingExecutor
 from octavo.worker.pooling.gathering import gathers
 from octavo.worker.pooling.heads import EmbeddingHead
-from octavo.worker.runner import BlockContents, LaunchedStep, StepOutput
+from octavo.worker.runner import BlockContents, LaunchedStep, Settle, StepOutput, nothing_pending
 from octavo.worker.sampling.grammars import Grammars
 from octavo.worker.sequences import WorkItem
 from octavo.worker.step.block_bytes import BlockBytes
@@ -82,8 +84,6 @@ def model_obstacle(model: Decoder, attention: AttentionChoice) -> str | None:
 _AUTO_DTYPE = "bfloat16"
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
 _CACHE_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "int8": torch.int8}
-# The compute capability from which on kernels convert to and from fp8.
-_FP8_FROM = (8, 9)
 
 
 class ModelRunnerError(Exception):
@@ -135,9 +135,11 @@ class ModelRunner:
             self._make_cache(choice)
             self.grammars = Grammars(directory)
             self.paged_model = PagedModel(self._model, self._kv_cache, self._paging)
-            self._caches = [self._kv_cache]
-            self.executor = self._make_executor(followers)
-            self._bytes = BlockBytes(self._caches)
+            draft_model = self._make_draft_model()
+            self.executor = self._make_executor(followers, draft_model)
+            self._bytes = BlockBytes([self._kv_cache])
+            if draft_model is not None:
+                self._bytes = BlockBytes([self._kv_cache, draft_model.cache], draft_model.followed)
         self.kernels = kernel_path(choice, self._model)
         self.kv_bytes_per_token = self._block_bytes * len(self.kv_groups) // self.block_size
         self.kv_cache_dtype = str(self._layout.dtype).removeprefix("torch.")
@@ -156,6 +158,9 @@ class ModelRunner:
     def _load(self, directory: Path, pooling: DecoderPooling | None) -> AttentionChoice:
         """Loads the model and compiles it where it can be; returns the attention that it takes."""
         settings = self._settings
+        by_numbers = settings.exact and gpu_linear.on_gpu(self._device)
+        if by_numbers and is_quantized(directory):
+            logger.info("quantised weights become %s: --numerics exact multiplies by numbers on a GPU", self._dtype)
         model: Decoder
         if pooling is not None:
             model, self._head = load_decoder(directory, settings, self._dtype, pooling)
@@ -168,7 +173,7 @@ class ModelRunner:
                 load_format=settings.load_format,
                 model_impl=settings.model_impl,
                 quantization=settings.quantization,
-                dequantized=settings.dequantized,
+                dequantized=settings.dequantized or by_numbers,
                 group=self._group,
             )
         release_free_memory()
@@ -220,7 +225,7 @@ class ModelRunner:
 
     def _placed(self, model: Decoder, directory: Path, settings: ModelSettings) -> LoadedDraft:
         """Lays the draft model's keys and values out in the model's blocks, and compiles it where it can be."""
-        dtype, quantized = _torch_dtype(settings, self._device, directory), is_quantized(directory)
+        dtype, quantized = _torch_dtype(settings, self._device, directory), has_quantized_integers(directory)
         cache_dtype = _cache_dtype("auto", dtype, self._device, quantized=quantized)
         placed = DraftLayout.of(model.config, self.kv_groups, self.block_size, cache_dtype)
         choice = choose_attention(placed.layout.cache_shape, self._device, dtype)
@@ -231,7 +236,6 @@ class ModelRunner:
             return None
         layout = self._draft.placed.layout
         cache = KVCache(layout, num_blocks=self.num_blocks, num_cpu_blocks=self.num_cpu_blocks, device=self._device)
-        self._caches.append(cache)
         return DraftModel(
             self._draft.model, self._draft.choice.attention, self._draft.placed, cache, self._paging, self.grammars
         )
@@ -239,7 +243,19 @@ class ModelRunner:
     def _attend_over(self, model: Decoder, cache_dtype: torch.dtype) -> AttentionChoice:
         """Lays out a cache of `cache_dtype` for `model`; returns the attention that it takes."""
         self._layout = KVLayout.of(model.config, self.block_size, cache_dtype)
-        return choose_attention(self._layout.cache_shape, self._device, self._dtype, exact=self._settings.exact)
+        settings = self._settings
+        try:
+            return choose_attention(
+                self._layout.cache_shape,
+                self._device,
+                self._dtype,
+                exact=settings.exact,
+                backend=settings.attention_backend,
+            )
+        except BackendUnavailable as error:
+            raise ModelRunnerError(
+                f"--attention-backend {settings.attention_backend} cannot be had: {error}; or leave it out"
+            ) from error
 
     def _make_cache(self, choice: AttentionChoice) -> None:
         # The bytes of all ranks together, whose shares may differ.
@@ -291,22 +307,22 @@ class ModelRunner:
         """Returns the least `number` of all ranks."""
         return min(self._group.exchange(number))
 
-    def _make_executor(self, followers: Followers) -> "Executor | GpuExecutor":
+    def _make_executor(self, followers: Followers, draft_model: DraftModel | None) -> "Executor | GpuExecutor":
         if self._head is not None:
             return PoolingExecutor(self.paged_model, self._paging, self.grammars, self._head)
         if self._paging.attention.name != "triton" or self._group.size > 1:
-            return Executor(self.paged_model, self._paging, self.grammars, followers, self._make_draft_model())
+            return Executor(self.paged_model, self._paging, self.grammars, followers, draft_model)
         from octavo.worker.gpu.executor import GpuExecutor
 
         return GpuExecutor(self._model, self._kv_cache, self._paging, self.grammars, self._settings)
 
-    def launch(self, moves: BlockMoves, items: list[WorkItem]) -> LaunchedStep:
+    def launch(self, moves: BlockMoves, items: list[WorkItem], settle: Settle = nothing_pending) -> LaunchedStep:
         """Launches a step that carries out `moves`, then computes `items` as one batch.
 
         A sequence fails alone if it can choose no token, or if the model's output for it is not finite. Raises
         `ValueError` on moves or tables that name no block.
         """
-        return self.executor.launch(moves, items)
+        return self.executor.launch(moves, items, settle)
 
     def execute(self, moves: BlockMoves, items: list[WorkItem]) -> StepOutput:
         """Runs a step as `launch` does, and waits for its output."""
@@ -391,16 +407,13 @@ def _cache_dtype(name: str, dtype: torch.dtype, device: torch.device, *, quantiz
         return torch.bfloat16 if quantized else dtype
     if name != "fp8":
         return _CACHE_DTYPES[name]
-    if (capability := torch.cuda.get_device_capability(device)) < _FP8_FROM:
+    major, minor = torch.cuda.get_device_capability(device)
+    if not takes_fp8(10 * major + minor):
         raise ModelRunnerError(
-            f"--kv-cache-dtype {name} takes a GPU of compute capability {_dotted(_FP8_FROM)} or higher (Ada, Hopper and"
-            f" later); {device} has {_dotted(capability)}: leave it out"
+            f"--kv-cache-dtype {name} takes a GPU of compute capability {FP8_FROM / 10} or higher (Ada, Hopper and"
+            f" later); {device} has {major}.{minor}: leave it out"
         )
     return torch.float8_e4m3fn
-
-
-def _dotted(capability: tuple[int, int]) -> str:
-    return ".".join(map(str, capability))
 
 
 def _torch_device(name: str) -> torch.device:
@@ -436,6 +449,7 @@ def _torch_dtype(settings: ModelSettings, device: torch.device, directory: Path)
 
 
 def _is_quantized(settings: ModelSettings, device: torch.device, directory: Path) -> bool:
-    """Tells whether the model has quantised weights that are multiplied as they are."""
-    stored = settings.load_format != "dummy" and is_quantized(directory)
-    return device.type == "cpu" and not settings.dequantized and (stored or settings.quantization != "none")
+    """Tells whether the model has quantised weights that a CPU multiplies by as they are."""
+    stored = settings.load_format != "dummy" and has_quantized_integers(directory)
+    on_cpu = not gpu_linear.on_gpu(device)
+    return on_cpu and not settings.dequantized and (stored or settings.quantization != "none")

@@ -1,0 +1,1 @@
+"""Keeps responses and conversations, for clients that come back to them."""

@@ -1,0 +1,485 @@
+"""Holds responses and conversations with their items and events, each tenant's apart, within limits of bytes and age.
+
+What is used least makes way, of the tenant that has most. A tenant's id means nothing to others.
+"""
+
+import contextlib
+import sqlite3
+import time
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from octavo.frontend.errors import AlreadyExists, InvalidRequest, NotFound, Overloaded, Reason, bad_parameter
+from octavo.frontend.http.connection import MAX_BODY
+from octavo.frontend.openai.response_answer import event_of
+from octavo.frontend.stored.database import Owner, connect, transaction
+from octavo.frontend.stored.items import input_items, with_fresh_id
+from octavo.frontend.stored.values import (
+    ANSWERED,
+    Before,
+    Kind,
+    Limits,
+    NewResponse,
+    Outcome,
+    Progress,
+    Record,
+    Removals,
+    Room,
+    split,
+)
+
+# What a record takes beside its texts, reckoned high: with it the limits of bytes bound the number of records too.
+OVERHEAD: Final = 512
+# Items and events that are read at once.
+MAX_PAGE: Final = 100
+_BATCHES: Final = 16
+# Seconds within which a second use of a record is not noted.
+_SAME_USE_S: Final = 60.0
+# The most bytes of the turns before a call: as many as its body may have.
+MAX_BEFORE: Final = MAX_BODY
+_LOST: Final = "the frontend that computed this response ended before the response did; send it again"
+
+
+class _Body(msgspec.Struct):
+    status: str = ""
+    output: msgspec.Raw = msgspec.Raw(b"[]")
+
+
+_decode_body = msgspec.json.Decoder(_Body).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class Store:
+    """Reads and writes one store. Every method blocks, and may raise `sqlite3.Error`; one thread at a time calls
+    them."""
+
+    def __init__(self, directory: Path, limits: Limits, now: Callable[[], float] = time.time) -> None:
+        """Raises `StoreError`."""
+        self._connection = connect(directory)
+        self.owner = Owner(directory)
+        self.removals = Removals()
+        self._limits = limits
+        self._now = now
+
+    @property
+    def num_changes(self) -> int:
+        """Returns how many rows were written so far."""
+        return self._connection.total_changes
+
+    def close(self) -> None:
+        self._connection.close()
+        self.owner.close()
+
+    # -- records ----------------------------------------------------------------------------------------------------
+
+    def add(self, new: NewResponse, *, ended: bool) -> int:
+        """Keeps a response, and returns its key. One that has not `ended` is this frontend's until it has.
+
+        Raises `AlreadyExists`, and `Overloaded` where there is no room.
+        """
+        with transaction(self._connection):
+            key = self._add(
+                Kind.RESPONSE,
+                new.tenant,
+                new.id,
+                new.body,
+                owner=None if ended else self.owner.name,
+                is_background=new.is_background,
+                previous=new.previous,
+                conversation=new.conversation,
+            )
+            self._add_items(key, input_items(new.input))
+            if ended:
+                self._add_turn(key)
+            self._check_room(new.tenant, key)
+        return key
+
+    def add_conversation(self, tenant: str, record_id: str, body: bytes, items: Sequence[Mapping[str, Any]]) -> None:
+        """Keeps a conversation. Raises `Overloaded`."""
+        with transaction(self._connection):
+            key = self._add(Kind.CONVERSATION, tenant, record_id, body)
+            self._add_items(key, items)
+            self._check_room(tenant, key)
+
+    def check_free(self, tenant: str, record_id: str) -> None:
+        """Raises `AlreadyExists` where the tenant has a record of that id."""
+        taken = "SELECT 1 FROM records WHERE tenant = ? AND id = ? AND (used_at >= ? OR owner IS NOT NULL)"
+        if record_id.isprintable() and self._execute(taken, tenant, record_id, self._oldest).fetchone():
+            raise AlreadyExists(
+                Reason.DUPLICATE_ID,
+                f"{record_id!r} is stored already; delete it, ask with `store: false`, or leave the id out to get a"
+                " fresh one",
+                request_id=record_id,
+            )
+
+    def find(self, kind: Kind, tenant: str, record_id: str) -> Record:
+        """Returns a record; a response whose frontend is gone has failed. Raises `NotFound`."""
+        row = self._row(kind, tenant, record_id)
+        if row["owner"] is not None and not self.owner.lives(row["owner"]):
+            self._fail_lost([row["owner"]])
+            row = self._row(kind, tenant, record_id)
+        if self._now() - row["used_at"] > _SAME_USE_S:
+            self._note_use(row["key"])
+        ended, is_background, body = row["owner"] is None, bool(row["is_background"]), row["body"]
+        status = _decode_body(body).status
+        return Record(row["key"], row["id"], status, ended, is_background, row["num_events"], body)
+
+    def change(self, kind: Kind, tenant: str, record_id: str, body: bytes) -> None:
+        """Replaces the object of a record. Raises `NotFound`, `Overloaded`."""
+        with transaction(self._connection):
+            row = self._row(kind, tenant, record_id)
+            self._set_body(row["key"], body)
+            self._check_room(tenant, row["key"])
+
+    def remove(self, kind: Kind, tenant: str, record_id: str) -> int:
+        """Removes a record with all that belongs to it; returns its key. Raises `NotFound`."""
+        with transaction(self._connection):
+            key: int = self._row(kind, tenant, record_id)["key"]
+            self._execute("DELETE FROM records WHERE key = ?", key)
+        return key
+
+    def cancel(self, tenant: str, record_id: str) -> None:
+        """Asks the frontend that computes a response to end it, which it learns with its next `advance`."""
+        with transaction(self._connection):
+            self._execute(
+                "UPDATE records SET is_cancelled = 1 WHERE tenant = ? AND id = ? AND owner IS NOT NULL",
+                tenant,
+                record_id,
+            )
+
+    # -- what came before -------------------------------------------------------------------------------------------
+
+    def turns_before(self, tenant: str, record_id: str) -> Before:
+        """Returns the turns up to a response, that one included.
+
+        Raises `InvalidRequest` for a response that is not there, has no whole answer, follows one that is gone, or has
+        too much before it.
+        """
+        try:
+            record = self.find(Kind.RESPONSE, tenant, record_id)
+        except NotFound as error:
+            raise _no_previous(
+                f"{record_id[:128]!r} is not kept here; it was deleted, has expired, or never was"
+                " stored. Send what was said before instead"
+            ) from error
+        if record.status not in ANSWERED:
+            advice = "go on from the one before it" if record.ended else "wait for its end"
+            raise bad_parameter("previous_response_id", f"{record_id!r}, which is {record.status}", advice)
+        texts: list[bytes] = []
+        room, key = Room(MAX_BEFORE), record.key
+        while key is not None:
+            row = self._execute("SELECT previous, body FROM records WHERE key = ?", key).fetchone()
+            if row is None:
+                raise _no_previous(
+                    f"{record_id!r} follows a response that was deleted or has made way for others; send"
+                    " what was said before instead"
+                )
+            texts += [bytes(_decode_body(row["body"]).output), self._items_as_list(key, room)]
+            room.take(len(texts[-2]), 1)
+            key = row["previous"]
+        self._note_use(record.key)
+        return Before(record.key, texts[::-1])
+
+    def conversation_before(self, tenant: str, record_id: str) -> Before:
+        """Returns all items of a conversation. Raises `NotFound`, and `InvalidRequest` where there are too many."""
+        record = self.find(Kind.CONVERSATION, tenant, record_id)
+        return Before(record.key, [self._items_as_list(record.key, Room(MAX_BEFORE))])
+
+    # -- items ------------------------------------------------------------------------------------------------------
+
+    def items(self, key: int, after: str | None, limit: int, *, newest_first: bool) -> list[bytes]:
+        """Returns up to `limit` items of a record, those after the item `after` where that is given. Raises
+        `InvalidRequest` for an item that is not there."""
+        order, sign = ("DESC", "<") if newest_first else ("ASC", ">")
+        edge = self._place(key, after, order)
+        rows = self._execute(
+            f"SELECT body FROM items WHERE record = ? AND place {sign} ? ORDER BY place {order} LIMIT ?",
+            key,
+            edge,
+            limit,
+        )
+        return [row["body"] for row in rows]
+
+    def item(self, key: int, item_id: str) -> bytes:
+        """Returns an item of a record. Raises `NotFound`."""
+        row = self._execute("SELECT body FROM items WHERE record = ? AND id = ?", key, item_id).fetchone()
+        if row is None:
+            raise _missing("item", item_id)
+        body: bytes = row["body"]
+        return body
+
+    def add_items(self, tenant: str, record_id: str, items: Sequence[Mapping[str, Any]]) -> list[bytes]:
+        """Appends items to a conversation, and returns them as they are kept. Raises `NotFound`, `Overloaded`."""
+        with transaction(self._connection):
+            key = self._row(Kind.CONVERSATION, tenant, record_id)["key"]
+            added = self._add_items(key, items)
+            self._touch(key)
+            self._check_room(tenant, key)
+        return added
+
+    def remove_item(self, tenant: str, record_id: str, item_id: str) -> None:
+        """Removes an item of a conversation. Raises `NotFound`."""
+        with transaction(self._connection):
+            key = self._row(Kind.CONVERSATION, tenant, record_id)["key"]
+            self._grow(key, -len(self.item(key, item_id)))
+            self._execute("DELETE FROM items WHERE record = ? AND id = ?", key, item_id)
+
+    # -- what is computed -------------------------------------------------------------------------------------------
+
+    def advance(self, progress: Iterable[Progress]) -> dict[int, Outcome]:
+        """Writes how far this frontend's responses have got, in one transaction; returns what became of each."""
+        with transaction(self._connection):
+            return {each.key: self._advance(each) for each in progress}
+
+    def events(self, key: int, first: int) -> list[bytes]:
+        """Returns some of a response's events, from the number `first` on; none where there are no more."""
+        rows = self._execute(
+            "SELECT first, body FROM events WHERE record = ? AND first + count > ? ORDER BY first LIMIT ?",
+            key,
+            first,
+            _BATCHES,
+        )
+        return [event for row in rows for event in split(zlib.decompress(row["body"]))[max(0, first - row["first"]) :]]
+
+    # -- upkeep -----------------------------------------------------------------------------------------------------
+
+    def sweep(self) -> tuple[int, int]:
+        """Removes what has expired, and fails responses of frontends that are gone. Returns the number of records,
+        and their bytes."""
+        mine = self.owner.name
+        rows = self._execute("SELECT DISTINCT owner FROM records WHERE owner IS NOT NULL AND owner != ?", mine)
+        if gone := [row["owner"] for row in rows.fetchall() if not self.owner.lives(row["owner"])]:
+            self._fail_lost(gone)
+        with transaction(self._connection):
+            old = self._execute("DELETE FROM records WHERE used_at < ? AND owner IS NULL", self._oldest)
+            self.removals.expired += old.rowcount
+        (count,) = self._execute("SELECT count(*) FROM records").fetchone()
+        return count, self._num_bytes()
+
+    def _note_use(self, key: int) -> None:
+        """Notes that a record is used, where anything can be written: it is read all the same."""
+        with contextlib.suppress(sqlite3.Error), transaction(self._connection):
+            self._touch(key)
+
+    # -- inside of a transaction ------------------------------------------------------------------------------------
+
+    def _execute(self, statement: str, *values: object) -> sqlite3.Cursor:
+        cursor = self._connection.cursor()
+        cursor.row_factory = sqlite3.Row
+        return cursor.execute(statement, values)
+
+    @property
+    def _oldest(self) -> float:
+        """Returns the time of the last use before which a record has expired."""
+        return self._now() - self._limits.expiry_s
+
+    def _row(self, kind: Kind, tenant: str, record_id: str) -> sqlite3.Row:
+        row: sqlite3.Row | None = None
+        # Else it cannot be written as UTF-8.
+        if record_id.isprintable():
+            row = self._execute(
+                "SELECT * FROM records WHERE tenant = ? AND id = ? AND kind = ?"
+                " AND (used_at >= ? OR owner IS NOT NULL)",
+                tenant,
+                record_id,
+                kind,
+                self._oldest,
+            ).fetchone()
+        if row is None:
+            raise _missing(kind, record_id)
+        return row
+
+    def _add(
+        self,
+        kind: Kind,
+        tenant: str,
+        record_id: str,
+        body: bytes,
+        *,
+        owner: str | None = None,
+        is_background: bool = False,
+        previous: int | None = None,
+        conversation: int | None = None,
+    ) -> int:
+        self.check_free(tenant, record_id)
+        # One that has expired gives up its id before it is swept out.
+        self._execute(
+            "DELETE FROM records WHERE tenant = ? AND id = ? AND used_at < ? AND owner IS NULL",
+            tenant,
+            record_id,
+            self._oldest,
+        )
+        cursor = self._execute(
+            "INSERT INTO records (tenant, id, kind, used_at, owner, is_background, previous, conversation, body,"
+            " num_bytes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            *(tenant, record_id, kind, self._now(), owner, is_background, previous, conversation, body),
+            OVERHEAD + len(body),
+        )
+        assert cursor.lastrowid is not None
+        return cursor.lastrowid
+
+    def _add_items(self, key: int, items: Iterable[Mapping[str, Any]]) -> list[bytes]:
+        (place,) = self._execute("SELECT coalesce(max(place), 0) FROM items WHERE record = ?", key).fetchone()
+        added = []
+        for item in items:
+            place += 1
+            taken = self._execute("SELECT 1 FROM items WHERE record = ? AND id = ?", key, item["id"]).fetchone()
+            own = with_fresh_id(item) if taken else item
+            added.append(_encode(own))
+            self._execute("INSERT INTO items VALUES (?, ?, ?, ?)", key, place, own["id"], added[-1])
+        self._grow(key, sum(map(len, added)))
+        return added
+
+    def _add_turn(self, key: int) -> None:
+        """Appends what a response was asked and has answered to its conversation, where it has one and an answer."""
+        row = self._execute("SELECT conversation, body FROM records WHERE key = ?", key).fetchone()
+        body = _decode_body(row["body"])
+        if row["conversation"] is None or body.status not in ANSWERED:
+            return
+        if self._execute("SELECT 1 FROM records WHERE key = ?", row["conversation"]).fetchone() is None:
+            return
+        asked = self._execute("SELECT body FROM items WHERE record = ? ORDER BY place", key).fetchall()
+        items = [msgspec.json.decode(each["body"]) for each in asked]
+        self._add_items(row["conversation"], items + msgspec.json.decode(body.output))
+        self._touch(row["conversation"])
+
+    def _advance(self, progress: Progress) -> Outcome:
+        row = self._execute(
+            "SELECT tenant, is_cancelled, num_events FROM records WHERE key = ? AND owner = ?",
+            progress.key,
+            self.owner.name,
+        ).fetchone()
+        if row is None:
+            return Outcome.GONE
+        # What a commit that failed late has written all the same is not written twice.
+        news = progress.events[row["num_events"] - progress.first :]
+        if news:
+            self._add_events(progress.key, row["num_events"], news)
+        if progress.body is not None:
+            self._set_body(progress.key, progress.body)
+        if progress.ended:
+            # Its end is always kept, even where that exceeds a limit.
+            self._execute("UPDATE records SET owner = NULL WHERE key = ?", progress.key)
+            self._add_turn(progress.key)
+        has_room = self._make_room(row["tenant"], progress.key)
+        if progress.ended:
+            return Outcome.KEPT
+        if not has_room:
+            return Outcome.NO_ROOM
+        return Outcome.CANCELLED if row["is_cancelled"] else Outcome.KEPT
+
+    def _add_events(self, key: int, first: int, events: Sequence[bytes]) -> None:
+        text = zlib.compress(b"".join(events), 1)
+        self._execute("INSERT INTO events VALUES (?, ?, ?, ?)", key, first, len(events), text)
+        self._execute(
+            "UPDATE records SET num_events = ?, used_at = ? WHERE key = ?", first + len(events), self._now(), key
+        )
+        self._grow(key, len(text))
+
+    def _set_body(self, key: int, body: bytes) -> None:
+        self._execute(
+            "UPDATE records SET num_bytes = num_bytes + ? - length(body), body = ? WHERE key = ?", len(body), body, key
+        )
+
+    def _grow(self, key: int, num_bytes: int) -> None:
+        self._execute("UPDATE records SET num_bytes = num_bytes + ? WHERE key = ?", num_bytes, key)
+
+    def _touch(self, key: int) -> None:
+        """Notes that a record is used, and all that it goes on from."""
+        self._execute(
+            "WITH RECURSIVE chain (key) AS (VALUES (?) UNION SELECT previous FROM records JOIN chain USING (key)"
+            " WHERE previous IS NOT NULL) UPDATE records SET used_at = ? WHERE key IN (SELECT key FROM chain)",
+            key,
+            self._now(),
+        )
+
+    def _fail_lost(self, owners: Sequence[str]) -> None:
+        """Ends the responses of frontends that are gone as failed, with the reason."""
+        with transaction(self._connection):
+            for owner in owners:
+                for row in self._execute("SELECT * FROM records WHERE owner = ?", owner).fetchall():
+                    response = msgspec.json.decode(row["body"])
+                    response |= {"status": "failed", "error": {"code": "server_error", "message": _LOST}}
+                    last = event_of("failed", row["num_events"], {"response": response})
+                    self._add_events(row["key"], row["num_events"], [last])
+                    self._set_body(row["key"], _encode(response))
+                    self._execute("UPDATE records SET owner = NULL WHERE key = ?", row["key"])
+
+    def _items_as_list(self, key: int, room: Room) -> bytes:
+        bodies = []
+        for row in self._execute("SELECT body FROM items WHERE record = ? ORDER BY place", key):
+            bodies.append(row["body"])
+            room.take(len(bodies[-1]), 1)
+        return b"[" + b",".join(bodies) + b"]"
+
+    def _place(self, key: int, after: str | None, order: str) -> int:
+        if after is None:
+            return 1 << 62 if order == "DESC" else 0
+        row = None
+        if after.isprintable():
+            row = self._execute("SELECT place FROM items WHERE record = ? AND id = ?", key, after).fetchone()
+        if row is None:
+            raise bad_parameter("after", repr(after[:128]), "it must be the id of an item of the list")
+        place: int = row["place"]
+        return place
+
+    # -- room -------------------------------------------------------------------------------------------------------
+
+    def _check_room(self, tenant: str, key: int) -> None:
+        evicted = self.removals.evicted
+        if not self._make_room(tenant, key):
+            # The transaction takes it back.
+            self.removals.evicted = evicted
+            raise Overloaded(
+                Reason.STORE_FULL,
+                "there is no room to store this: it alone, or what is being computed, takes all that may be kept; ask"
+                " with `store: false`, or delete what is not needed",
+            )
+
+    def _make_room(self, tenant: str, key: int) -> bool:
+        """Removes what is used least until the limits are kept, but for the record `key` and what has not ended: of
+        the tenant, then of whoever has most. Returns whether that was enough."""
+        most = self._limits.tenant_max_bytes
+        while most and self._num_bytes(tenant) > most:
+            if not self._evict(tenant, key):
+                return False
+        while self._num_bytes() > self._limits.max_bytes:
+            by_size = self._execute("SELECT name FROM tenants ORDER BY num_bytes DESC").fetchall()
+            if not any(self._evict(row["name"], key) for row in by_size):
+                return False
+        return True
+
+    def _evict(self, tenant: str, but: int) -> bool:
+        row = self._execute(
+            "SELECT key FROM records WHERE tenant = ? AND owner IS NULL AND key != ? ORDER BY used_at, key LIMIT 1",
+            tenant,
+            but,
+        ).fetchone()
+        if row is None:
+            return False
+        self._execute("DELETE FROM records WHERE key = ?", row["key"])
+        self.removals.evicted += 1
+        return True
+
+    def _num_bytes(self, tenant: str | None = None) -> int:
+        """Returns the bytes of one tenant, or of all."""
+        condition, values = ("", ()) if tenant is None else (" WHERE name = ?", (tenant,))
+        row = self._execute(f"SELECT coalesce(sum(num_bytes), 0) FROM tenants{condition}", *values)
+        total: int = row.fetchone()[0]
+        return total
+
+
+def _missing(what: str, record_id: str) -> NotFound:
+    return NotFound(
+        Reason.NOT_STORED,
+        f"no {what} {record_id[:128]!r} of yours is stored here; it was deleted, has expired, or never was stored",
+        id=record_id[:128],
+    )
+
+
+def _no_previous(message: str) -> InvalidRequest:
+    return InvalidRequest(Reason.PREVIOUS_RESPONSE_NOT_FOUND, f"response {message}", field="previous_response_id")
