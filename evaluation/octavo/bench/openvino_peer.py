@@ -3,8 +3,8 @@ THREADS` in the environment that `make bench-peers` makes. FORMAT is bf16, f32, 
 or int4.
 
 The model is converted once, and kept in that environment. One continuous-batching pipeline serves all cases, as one
-server would, prefix caching on. Keys and values are of the FORMAT, or where weights are compressed what OpenVINO makes
-them then: u8.
+server would, prefix caching on. Keys and values are of the FORMAT (f32 on a CPU without bf16), or where weights are
+compressed what OpenVINO makes them then: u8.
 """
 
 import os
@@ -62,6 +62,13 @@ def _convert(model: Path, kind: str, to: Path) -> None:
     openvino.save_model(detokenizer, to / "openvino_detokenizer.xml")
 
 
+def _computed(kind: str) -> str:
+    """Returns what weights of `kind` are computed in: OpenVINO refuses keys and values in bf16 on a CPU that
+    has no instructions for it."""
+    capabilities = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    return "f32" if kind == "bf16" and "BF16" not in capabilities else kind
+
+
 class OpenVinoPeer:
     """Drives one pipeline step by step in this process: no server is around it, as with the worker alone."""
 
@@ -73,8 +80,9 @@ class OpenVinoPeer:
         properties = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
         defaults = "; its defaults else: keys and values u8, activations quantised by groups of 32"
         if not _COMPRESSION[kind]:
-            properties |= {"INFERENCE_PRECISION_HINT": kind, "KV_CACHE_PRECISION": kind}
-            defaults = ""
+            computed = _computed(kind)
+            properties |= {"INFERENCE_PRECISION_HINT": computed, "KV_CACHE_PRECISION": computed}
+            defaults = "" if computed == kind else f"; this CPU has no {kind}, so that OpenVINO computes in {computed}"
         said = {"weights": _COMPRESSION[kind] or kind, **properties}
         self.about = (
             f"version {openvino_genai.__version__}, continuous batching of at most {_MAX_NUM_BATCHED_TOKENS} tokens,"

@@ -11,14 +11,18 @@ from octavo.frontend.access.access import Access
 from octavo.frontend.anthropic import models as anthropic_models
 from octavo.frontend.anthropic.messages import count_tokens, messages
 from octavo.frontend.api.endpoint import Api, Handler, route
+from octavo.frontend.api.explanations import Explainer, explained
+from octavo.frontend.batch import routes as batch
+from octavo.frontend.batch.service import BatchService
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.errors import NotFound, Reason
 from octavo.frontend.http.errors import error_response, is_anthropic
-from octavo.frontend.openai import other_routes, responses
+from octavo.frontend.openai import other_routes
 from octavo.frontend.openai.chat_completions import chat_completions
 from octavo.frontend.openai.completions import completions
 from octavo.frontend.openai.embeddings import embeddings
 from octavo.frontend.openai.infill import infill
+from octavo.frontend.openai.responses import responses
 from octavo.frontend.openai.scores import classify, rerank, score
 from octavo.frontend.page import routes as page
 from octavo.frontend.stream.generation import Generation
@@ -33,10 +37,15 @@ def _by_api(openai: Handler, anthropic: Handler) -> Handler:
     return answer
 
 
-# Routes are tried in this order.
-_ROUTES: Final[dict[tuple[str, str], Handler]] = {
+# Routes are tried in this order, those that generate first.
+_GENERATING: Final[dict[tuple[str, str], Handler]] = {
     ("POST", "/v1/chat/completions"): chat_completions,
     ("POST", "/v1/completions"): completions,
+    ("POST", "/v1/responses"): responses,
+    ("POST", "/v1/messages"): messages,
+    ("POST", "/infill"): infill,
+}
+_ROUTES: Final[dict[tuple[str, str], Handler]] = {
     ("POST", "/v1/embeddings"): embeddings,
     ("POST", "/v1/score"): score,
     ("POST", "/score"): score,
@@ -45,8 +54,6 @@ _ROUTES: Final[dict[tuple[str, str], Handler]] = {
     ("POST", "/rerank"): rerank,
     ("POST", "/v1/classify"): classify,
     ("POST", "/classify"): classify,
-    ("POST", "/infill"): infill,
-    ("POST", "/v1/messages"): messages,
     ("POST", "/v1/messages/count_tokens"): count_tokens,
     ("GET", "/v1/models"): _by_api(other_routes.list_models, anthropic_models.list_models),
     ("GET", "/v1/models/{name:path}"): _by_api(other_routes.get_model, anthropic_models.get_model),
@@ -65,15 +72,19 @@ _CACHE_RESET: Final[dict[tuple[str, str], Handler]] = {
 }
 
 
-def build_app(generation: Generation, access: Access, config: FrontendConfig) -> Starlette:
-    """Returns the ASGI application."""
+def build_app(
+    generation: Generation, access: Access, config: FrontendConfig, batches: BatchService | None = None
+) -> Starlette:
+    """Returns the ASGI application; without `batches` the routes of files and batches say that there are none."""
     api = Api(generation, access, config)
-    table = _ROUTES | (_CACHE_RESET if config.enable_cache_reset else {})
+    explainer = Explainer(config.scheduler_admin)
+    explained_routes = {key: explained(handler, explainer) for key, handler in _GENERATING.items()}
+    table = explained_routes | _ROUTES | (_CACHE_RESET if config.enable_cache_reset else {})
     app = Starlette(
         routes=[
             *(route(api, path, handler, method) for (method, path), handler in table.items()),
-            *responses.routes(api),
-            *page.routes(api),
+            *batch.routes(api, batches),
+            *page.routes(api, explainer),
         ],
         exception_handlers={HTTPException: _no_route},
     )

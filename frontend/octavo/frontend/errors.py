@@ -43,6 +43,8 @@ class Reason(enum.StrEnum):
     PREFIX_NOT_FOUND = "PREFIX_NOT_FOUND"
     REQUEST_NOT_FOUND = "REQUEST_NOT_FOUND"
     ROUTE_NOT_FOUND = "ROUTE_NOT_FOUND"
+    FILE_NOT_FOUND = "FILE_NOT_FOUND"
+    BATCH_NOT_FOUND = "BATCH_NOT_FOUND"
     DUPLICATE_ID = "DUPLICATE_ID"
     UNSUPPORTED_FIELD = "UNSUPPORTED_FIELD"
     ATTACH_OFFSET_GONE = "ATTACH_OFFSET_GONE"
@@ -56,6 +58,7 @@ class Reason(enum.StrEnum):
     MODEL_MISMATCH = "MODEL_MISMATCH"
     SCHEDULER_UNREACHABLE = "SCHEDULER_UNREACHABLE"
     DRAINING = "DRAINING"
+    STORAGE_FAILED = "STORAGE_FAILED"
     DEADLINE = "DEADLINE"
     QUEUE_TIMEOUT = "QUEUE_TIMEOUT"
     TEXT_TIMEOUT = "TEXT_TIMEOUT"
@@ -187,6 +190,8 @@ TABLE: Final[dict[Terms, tuple[Reason, ...]]] = {
         Reason.REQUEST_NOT_FOUND,
         Reason.PREFIX_NOT_FOUND,
         Reason.ROUTE_NOT_FOUND,
+        Reason.FILE_NOT_FOUND,
+        Reason.BATCH_NOT_FOUND,
     ),
     Terms(AlreadyExists, "ALREADY_EXISTS", 409, anthropic_type="conflict_error"): (Reason.DUPLICATE_ID,),
     Terms(Aborted, "CANCELLED", 409, anthropic_type="conflict_error"): (Reason.ABORTED,),
@@ -214,6 +219,7 @@ TABLE: Final[dict[Terms, tuple[Reason, ...]]] = {
         Reason.DRAINING,
         Reason.SCHEDULER_UNREACHABLE,
         Reason.MODEL_MISMATCH,
+        Reason.STORAGE_FAILED,
     ),
     Terms(DeadlineExceeded, "DEADLINE_EXCEEDED", 504, "timeout_error", anthropic_type="timeout_error"): (
         Reason.DEADLINE,

@@ -6,11 +6,10 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from octavo.frontend.answer_parsers.call_formats import NONE
 from octavo.frontend.api.body import Reading, decoded, read_call, unknown_fields_header
-from octavo.frontend.api.endpoint import Api, IndexedEvent, fresh_id, generations, origin_of, route
+from octavo.frontend.api.endpoint import Api, IndexedEvent, fresh_id, generations, origin_of
 from octavo.frontend.api.sampling import sampling_of, seconds
 from octavo.frontend.api.tool_calls import (
     ToolChoice,
@@ -29,11 +28,6 @@ from octavo.frontend.openai.response_answer import ResponseAnswer
 from octavo.frontend.openai.responses_input import RESPONSES_UNSUPPORTED, ResponsesBody, chat_of, format_of
 from octavo.frontend.request.chat import Tool
 from octavo.frontend.request.request import GenerationRequest
-
-
-def routes(api: Api) -> list[Route]:
-    """Returns the routes of this module."""
-    return [route(api, "/v1/responses", responses, "POST")]
 
 
 async def responses(api: Api, request: Request) -> Response:
