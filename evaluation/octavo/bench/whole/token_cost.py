@@ -139,8 +139,8 @@ class Floor(_Measured):
     def __enter__(self) -> Self:
         super().__enter__()
         directory = Path(self.enter_context(tempfile.TemporaryDirectory(prefix="octavo-")))
-        places = (f"ipc://{directory}/{name}.sock" for name in ("frontends", "workers"))
-        setup = json.dumps(asdict(FloorSetup(*places, self._streams, self._step_ms)))
+        frontends, workers = (f"ipc://{directory}/{name}.sock" for name in ("frontends", "workers"))
+        setup = json.dumps(asdict(FloorSetup(frontends, workers, self._streams, self._step_ms)))
         self._lines = dict[str, Line]()
         for role in ("scheduler", "frontend", "worker"):
             self._lines[role] = line = Line(["octavo.bench.whole.token_floor", role, setup], directory / f"{role}.log")
