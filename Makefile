@@ -9,6 +9,7 @@ LOCK := constraints.txt
 READY := $(VENV)/.ready
 PEERS := build/peers
 LLAMA_CPP := $(PEERS)/llama.cpp
+SENTENCES := build/sentence-transformers
 SITE := build/site-tools
 DIST := build/dist-tools
 NATIVE := kernels/octavo/kernels/native
@@ -33,7 +34,7 @@ FIRST ?= 0
 # What measures nothing must not overwrite what was measured.
 MEASURED = $(if $(findstring --quick,$(ARGS)),build/paper,docs/paper)
 
-.PHONY: help env serve test upgrade test-checks test-most test-workers test-interfaces test-processes test-studies test-long test-pythons chaos simulate mutants fuzz test-clients test-cluster test-page bench bench-door bench-peers bench-gpu bench-preemption bench-cell bench-failover bench-tp bench-simulator bench-scheduler bench-sampler pain batch-invariance memory-figures ablations paper-measured models gguf-models compose-test proto client lock house docs clean test-machines gpu-wheels gpu-first-hour dist dist-test
+.PHONY: help env serve test upgrade test-checks test-most test-workers test-interfaces test-processes test-studies test-long test-pythons chaos simulate mutants fuzz test-clients test-cluster test-page bench bench-door bench-embeddings bench-peers bench-gpu bench-preemption bench-cell bench-failover bench-tp bench-simulator bench-scheduler bench-sampler pain batch-invariance memory-figures ablations paper-measured models gguf-models compose-test proto client lock house docs clean test-machines gpu-wheels gpu-first-hour dist dist-test
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -109,7 +110,7 @@ test-long: $(READY)  ## Search the scheduler's states for a quarter of an hour, 
 	  tests/scheduler/machines/test_small_scope.py tests/scheduler/machines/test_pairs_of_mechanisms.py tests/scheduler/machines/test_planted_defects.py \
 	  tests/engine/test_beam_search_like_transformers.py tests/simulation/test_mutants.py \
 	  tests/evaluation/bench/gpu/test_gpu_first_hour.py
-	@$(BIN)/python -m octavo.kernels.triton.ahead --capabilities 80 86 89 90 120
+	@$(BIN)/python -m octavo.kernels.triton.ahead --capabilities 80 86 89 90 100 120
 	@$(MAKE) --no-print-directory test-machines ARGS=
 	@for each in $(CAMPAIGNS); do $(MAKE) --no-print-directory chaos \
 	  ARGS="$${each%:*} --count $${each#*:} --json docs/reliability.json" || exit 1; done
@@ -166,6 +167,19 @@ $(PEERS)/.ready: pyproject.toml
 	@$(PEERS)/bin/python -m pip install --quiet "$$(grep '^torch==' $(LOCK))" '.[bench-peers]'
 	@# optimum-intel names torchvision, whose default build fits no CPU build of torch. A model of text needs none.
 	@$(PEERS)/bin/python -m pip uninstall --quiet --yes torchvision
+	@touch $@
+
+bench-embeddings: $(READY) $(SENTENCES)/.ready  ## Texts per second through all processes, beside sentence-transformers
+	@$(BIN)/python -m octavo.bench.whole.embeddings --peer $(SENTENCES)/bin/python $(ARGS)
+
+$(SENTENCES)/.ready: pyproject.toml
+	@echo "Making the environment in $(SENTENCES) (about 1.5 GB) ..."
+	@test -x $(SENTENCES)/bin/python || $(PYTHON) -m venv $(SENTENCES)
+	@# The torch of the lock first, as above.
+	@$(SENTENCES)/bin/python -m pip install --quiet "$$(grep '^torch==' $(LOCK))"
+	@grep -E '^(torch|transformers)==' $(LOCK) > $(SENTENCES)/constraints.txt
+	@$(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["bench-embeddings"])' \
+	  | xargs $(SENTENCES)/bin/python -m pip install --quiet --constraint $(SENTENCES)/constraints.txt
 	@touch $@
 
 # llama.cpp for this machine; and of its CPU part, which is a library of its own, also one for CPUs without AVX-512.

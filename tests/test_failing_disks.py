@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from octavo.cli.main import main
 from octavo.cli.supervision import SupervisionError, alone_with_children
+from octavo.frontend.batch.answers import AnswerFile
+from octavo.frontend.batch.files import FileBounds, Files
+from octavo.frontend.batch.lines import answered_line
+from octavo.frontend.batch.records import Records
+from octavo.frontend.batch.storage import Storage, StorageError
 from octavo.frontend.cli import client
 from octavo.frontend.stored.database import StoreError
 from octavo.frontend.stored.store import Store
@@ -399,6 +404,64 @@ def trace_of_a_load(trial: Trial) -> None:
     trial.assert_told(str(refused.value) if trial.failure.at_making else f"{refused.value} {trial.place}")
 
 
+def directory_of_batches(trial: Trial) -> None:
+    with trial.breaks(), pytest.raises(StorageError, match=r"can be kept in .*; name another place") as refused:
+        Storage(trial.place / "batches")
+    trial.assert_told(str(refused.value))
+
+
+def file_of_a_client(trial: Trial) -> None:
+    storage = Storage(trial.place / "batches")
+    files = Files(storage, FileBounds(1 << 20, 1 << 20, 60), lambda: 0)
+    folder = storage.files_of("tenant")
+    # Where it is full, it takes some of the content.
+    with trial.breaks(room=1000), pytest.raises(OSError, match=trial.reason):
+        take_in(files, b"a" * 1500)
+    assert list(folder.iterdir()) == []
+
+
+def take_in(files: Files, content: bytes) -> None:
+    upload = files.begin("tenant")
+    try:
+        upload.write(content)
+    finally:
+        upload.abandon()
+
+
+def batch_of_a_client(trial: Trial) -> None:
+    storage = Storage(trial.place / "batches")
+    files = Files(storage, FileBounds(1 << 20, 1 << 20, 60), lambda: 0)
+    records = Records(storage, files, lambda: 0)
+    content = trial.place / "calls.jsonl"
+    content.write_bytes(b"{}")
+    fields: dict[str, Any] = dict.fromkeys(("endpoint", "input_file_id", "completion_window"), "")
+    fields |= {"trusted": True, "created_at": 0, "expires_at": 1, "files_expire_after_s": 1}
+    with trial.breaks(), pytest.raises(OSError, match=trial.reason):
+        records.create("tenant", content, **fields)
+    assert (records.open_batches(), records.all_of("tenant")) == ([], [])
+    assert list(storage.batches_of("tenant").iterdir()) == []
+    made = records.create("tenant", content, **fields)
+    assert records.open_batches() == [(made.id, "tenant")]
+
+
+def answers_of_a_batch(trial: Trial) -> None:
+    lines = [answered_line(str(n), 200, "id", b"{}") for n in range(3)]
+    path = trial.place / "answers"
+    with trial.breaks(room=len(lines[0]) + 10):
+        answers = AnswerFile(path)
+        answers.append(lines[0])
+        # Some of it was written.
+        with pytest.raises(OSError, match=trial.reason):
+            answers.append(lines[1])
+        assert path.read_bytes() == lines[0]
+        assert trial.disk is not None
+        trial.disk.mend()
+        answers.append(lines[2])
+        answers.close()
+    with closing(AnswerFile(path)) as answers:
+        assert answers.custom_ids() == {"0", "2"}
+
+
 # What writes, and how it is tried: on every disk, on those where nothing can be made, or where nothing can be written.
 MAKING, WRITING = ("read-only", "no inode"), ("full", "broken")
 Try = Callable[[Trial], None]
@@ -413,6 +476,10 @@ TRIED: dict[str, tuple[Try, tuple[str, ...]]] = {
     # What SQLite writes by itself is tried with the store.
     "frontend/octavo/frontend/stored/database.py": (stored_responses, MAKING),
     "frontend/octavo/frontend/cli/client.py": (history_of_a_chat, MAKING),
+    "frontend/octavo/frontend/batch/storage.py": (directory_of_batches, MAKING),
+    "frontend/octavo/frontend/batch/files.py": (file_of_a_client, MAKING + WRITING),
+    "frontend/octavo/frontend/batch/records.py": (batch_of_a_client, MAKING + WRITING),
+    "frontend/octavo/frontend/batch/answers.py": (answers_of_a_batch, WRITING),
     "frontend/octavo/cli/supervision.py": (lock_of_children, MAKING),
     "proto/octavo/runtime/transport/curve_keys.py": (keys, MAKING + WRITING),
     "proto/octavo/runtime/transport/endpoints.py": (sockets, MAKING),

@@ -5,6 +5,7 @@ import threading
 
 import grpc
 import pytest
+from google.protobuf.duration_pb2 import Duration
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +15,8 @@ from octavo.client import (
     Client,
     DeadlineError,
     Delta,
+    Embedding,
+    EmbedOptions,
     Message,
     Notice,
     OctavoError,
@@ -23,6 +26,7 @@ from octavo.client import (
     RetryPolicy,
     SamplingParams,
     Started,
+    TextPair,
     UnavailableError,
     Usage,
 )
@@ -113,6 +117,33 @@ def test_the_other_calls(client: Client) -> None:
     assert client.detokenize([104, 105]) == "hi"
     assert [(model.id, model.max_model_len, model.ready) for model in client.models()] == [("m", 64, True)]
     assert client.abort("a", "b") == ["a", "b"]
+
+
+def test_outputs_of_texts(client: Client, frontend: FakeFrontend) -> None:
+    assert client.embed("a text") == [Embedding([0.0, 0.5], 3)]
+    found = client.embed(
+        ["a text", [1, 2], TextPair("a query", "a document")],
+        EmbedOptions(dimensions=2, truncate_to=0, prompt_name="query", priority=-3, max_queue_time=1.5, timeout=100),
+    )
+    assert [each.values[0] for each in found] == [0.0, 1.0, 2.0]
+    first, second = frontend.embedded
+    assert first == pb.EmbedRequest(inputs=[pb.EmbedInput(text="a text")], add_special_tokens=True)
+    assert second == pb.EmbedRequest(
+        inputs=[
+            pb.EmbedInput(text="a text"),
+            pb.EmbedInput(token_ids=pb.TokenIds(ids=[1, 2])),
+            pb.EmbedInput(pair=pb.TextPair(first="a query", second="a document")),
+        ],
+        dimensions=2,
+        truncate_to=0,
+        prompt_name="query",
+        add_special_tokens=True,
+        priority=-3,
+        max_queue_time=Duration(seconds=1, nanos=500_000_000),
+    )
+    assert 50 < (frontend.remaining_s or 0) < 101
+    with pytest.raises(ValueError, match="not a request that can be sent"):
+        client.embed([[1, -2]])
 
 
 def test_the_key_and_the_deadline_go_with_every_call(address: str, frontend: FakeFrontend) -> None:

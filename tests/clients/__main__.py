@@ -49,8 +49,11 @@ def main() -> int:
         sys.exit(f"the bundled model is not prepared: {error}")
     chosen = [client for client in CLIENTS if not options.names or client.name in options.names]
     places = {client.name: _place(client, options.root.absolute()) for client in chosen}
-    with running_service(model) as (service, stack):
-        outcomes = [_try(client, service, stack, places[client.name]) for client in chosen]
+    outcomes = []
+    for embeds in sorted({client.embeds for client in chosen}):
+        with running_service(model, embeds=embeds) as (service, stack):
+            asked = [client for client in chosen if client.embeds is embeds]
+            outcomes += [_try(client, service, stack, places[client.name]) for client in asked]
     _print_table(outcomes)
     return 1 if any(outcome.failed for outcome in outcomes) else 0
 

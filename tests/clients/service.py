@@ -39,8 +39,9 @@ class TcpStack(Stack):
 
 
 @contextmanager
-def running_service(model: Path) -> Iterator[tuple[Service, TcpStack]]:
-    """The model in float32, so that its logprobs can be compared; tool calls as Hermes writes them."""
+def running_service(model: Path, *, embeds: bool = False) -> Iterator[tuple[Service, TcpStack]]:
+    """The model in float32, so that its logprobs can be compared; tool calls as Hermes writes them. One that `embeds`
+    gives the means of its last states, and no text."""
     with tempfile.TemporaryDirectory(prefix="octavo-") as directory:
         keys = Path(directory) / "keys.json"
         keys.write_text(json.dumps({"tenants": {"clients": {"keys": [KEY]}}}))
@@ -52,6 +53,7 @@ def running_service(model: Path) -> Iterator[tuple[Service, TcpStack]]:
             "OCTAVO_RESPONSE_STORE": str(Path(directory) / "responses"),
             "OCTAVO_THREADS": os.environ.get("OCTAVO_THREADS", "1"),
             "OCTAVO_TOOL_CALL_PARSER": "hermes",
+            "OCTAVO_POOLING": "mean" if embeds else "auto",
         }
         with TcpStack(model, Path(directory), environment) as stack:
             stack.start_all()

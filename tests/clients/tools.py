@@ -44,6 +44,8 @@ class Client:
     program: str
     environment: Environment
     own_interpreter: bool = False
+    # It asks for vectors, of a service that gives nothing else.
+    embeds: bool = False
     settings: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -165,6 +167,21 @@ CLIENTS: Final = (
         own_interpreter=True,
     ),
     Client("ai", "with_ai.mjs", _node("ai@7.0.173", "@ai-sdk/openai-compatible@3.0.92", "@ai-sdk/openai@4.0.118")),
+    Client(
+        "langchain-embeddings",
+        "vectors.with_langchain",
+        _venv("langchain-openai==1.7.4", "numpy"),
+        own_interpreter=True,
+        embeds=True,
+    ),
+    Client("cohere", "vectors.with_cohere", _venv("cohere==7.3.1"), own_interpreter=True, embeds=True),
+    Client(
+        "llama-index-embeddings",
+        "vectors.with_llama_index",
+        _venv("llama-index-embeddings-openai-like==0.4.0"),
+        own_interpreter=True,
+        embeds=True,
+    ),
     Client("guidellm", "loads.with_guidellm", _venv("guidellm==0.8.1", torch=True)),
     Client("evalscope", "loads.with_evalscope", _venv("evalscope[perf]==1.14.1")),
     Client("lm-eval", "loads.with_lm_eval", _venv("lm-eval[api]==0.4.13", "transformers==5.23.0")),

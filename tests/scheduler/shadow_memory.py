@@ -24,8 +24,18 @@ class Share:
 
 
 @dataclass
+class Check:
+    """A draft that a step checks: the tokens that come of it are those guesses that are right, and one more."""
+
+    sequence: Sequence
+    num_guesses: int
+    token_ids: list[int]
+
+
+@dataclass
 class Step:
-    """One plan, as far as memory goes; a worker moves, then writes, then reads. `sampled` are the next tokens."""
+    """One plan, as far as memory goes; a worker moves, then writes, then reads. `sampled` are the next tokens, but for
+    sequences with a draft, which `checks` tell of."""
 
     step_id: int
     swap_out: list[BlockMove] = field(default_factory=list)
@@ -33,6 +43,7 @@ class Step:
     copies: list[BlockMove] = field(default_factory=list)
     shares: list[Share] = field(default_factory=list)
     sampled: list[tuple[Sequence, int]] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -42,7 +53,7 @@ class Step:
 
 class ShadowMemory:
     """Device and CPU blocks of `block_size` slots under KV groups of these `windows`. `tokens` of each sequence: those
-    that are known, then those in flight."""
+    that are known, then those in flight; or guesses, while they are checked."""
 
     def __init__(self, block_size: int, windows: tuple[int, ...]) -> None:
         self.tokens: dict[Sequence, list[int]] = {}

@@ -18,9 +18,12 @@ NUM_SEEDS, NUM_SEEDS_DEEP = 50, 200
 # How many more a deep campaign plays, at most, until what is rare has happened too.
 MORE_SEEDS = 600
 KINDS = ("greedy", "sampled", "parallel", "best of", "beam search")
+# Beside them: a model that gives outputs of texts.
+POOLED = "served: pooled"
 # A simulation in which nothing happens would prove nothing. What is rare happens at least once in many seeds only.
 FREQUENT = (
     *(f"served: {kind}" for kind in KINDS),
+    POOLED,
     *("served with a prefix hit", "served with prompt logprobs", "cancelled", "preemptions", "forks", "copies"),
     *(
         "drafts",

@@ -114,6 +114,14 @@ def _refuses(http: httpx.Client) -> None:
         ({"input": [[]]}, "bad_parameter"),
         ({"input": ["t"] * 2049}, "bad_parameter"),
         ({"input": [1 << 30]}, "bad_parameter"),
+        ({"input": [-1]}, "bad_parameter"),
+        ({"input": ["text", [1, 2]]}, "bad_parameter"),
+        ({"input": [[1, 2], "text"]}, "bad_parameter"),
+        ({"input": [1, "text"]}, "bad_parameter"),
+        ({"input": [1.5]}, "bad_parameter"),
+        ({"input": "t", "truncate_prompt_tokens": 0}, "bad_parameter"),
+        ({"input": "t", "truncate_prompt_tokens": -2}, "bad_parameter"),
+        ({"input": "t", "dimensions": 0}, "bad_parameter"),
         ({"input": {"text": "t"}}, "bad_parameter"),
         ({"input": "t", "dimensions": FAKE_OUTPUTS + 1}, "bad_parameter"),
         ({"input": "t", "encoding_format": "int8"}, "bad_parameter"),
@@ -125,8 +133,11 @@ def _refuses(http: httpx.Client) -> None:
         assert error_of(http.post("/v1/embeddings", json=body)) == (400, code), body
     assert error_of(http.post("/v1/completions", json={"prompt": "t"})) == (400, "wrong_task")
     assert error_of(http.post("/classify", json={"input": "t"})) == (400, "wrong_task")
-    many = {"query": "q", "documents": ["d"] * 10_000}
-    assert error_of(http.post("/rerank", json=many)) == (400, "bad_parameter")
+    many = http.post("/rerank", json={"query": "q", "documents": ["d"] * 10_000})
+    assert error_of(many) == (400, "bad_parameter")
+    assert "1 to 2048; send more in several calls" in many.json()["error"]["message"]
+    assert error_of(http.post("/rerank", json={"query": "q", "documents": []})) == (400, "bad_parameter")
+    assert error_of(http.post("/rerank", json={"query": "q", "documents": ["d", ""]})) == (400, "bad_parameter")
     cut = http.post("/v1/embeddings", json={"input": "long " * 600, "truncate_prompt_tokens": 9}).json()
     assert cut["usage"]["prompt_tokens"] == 9
 
@@ -186,4 +197,51 @@ def test_a_cross_encoder_scores_pairs(new_stack: StartStack, tmp_path: Path) -> 
         classes = http.post("/classify", json={"input": "red"}).json()["data"][0]
         assert (classes["label"], classes["num_classes"]) == ("relevant", 1)
         assert error_of(http.post("/v1/embeddings", json={"input": "t"})) == (400, "wrong_task")
+    stack.assert_alive()
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_a_decoder_makes_vectors_where_it_is_asked_to(new_stack: StartStack, tmp_path: Path, pooling: str) -> None:
+    """In chunks, on two workers, of which one dies; and it generates nothing then."""
+    model = tmp_path / "decoder"
+    write_byte_model(model)
+    environment = {"OCTAVO_POOLING": pooling, "OCTAVO_FAKE_STEP_MS": "10", "OCTAVO_MAX_NUM_BATCHED_TOKENS": "32"}
+    stack = started(new_stack, model, 2, **environment)
+    with stack.http() as http:
+        texts = [f"the same beginning of every text, and then number {number}" for number in range(60)]
+        answers: list[Any] = []
+
+        def ask() -> None:
+            answers.append(http.post("/v1/embeddings", json={"input": texts}, timeout=300).json())
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        stack.wait_for(lambda: all(worker.steps > 3 for worker in stack.load().workers))
+        stack.kill("worker-0")
+        asking.join()
+        assert [each["embedding"] for each in answers[0]["data"]] == [vector(http, text) for text in texts]
+        assert error_of(http.post("/v1/completions", json={"prompt": "t"})) == (400, "wrong_task")
+        assert "/v1/embeddings" in http.post("/v1/completions", json={"prompt": "t"}).json()["error"]["message"]
+    stack.wait_idle()
+
+
+def test_a_model_that_generates_gives_no_outputs_of_texts(new_stack: StartStack, tmp_path: Path) -> None:
+    model = tmp_path / "decoder"
+    write_byte_model(model)
+    stack = started(new_stack, model)
+    pair = {"text_1": "a", "text_2": "b"}
+    with stack.http() as http:
+        for route, body in (
+            ("/v1/embeddings", {"input": "t"}),
+            ("/classify", {"input": "t"}),
+            ("/score", pair),
+            ("/rerank", {"query": "q", "documents": ["d"]}),
+        ):
+            answer = http.post(route, json=body)
+            assert error_of(answer) == (400, "wrong_task")
+            assert "use /v1/completions or /v1/chat/completions" in answer.json()["error"]["message"]
+    with grpc.insecure_channel(stack.address) as channel:
+        service = services.GenerationServiceStub(channel)
+        with pytest.raises(grpc.RpcError, match="cannot embed"):
+            service.Embed(pb.EmbedRequest(inputs=[pb.EmbedInput(text="t")]))
     stack.assert_alive()

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from octavo.runtime.models.grammar import load_vocabulary
 from octavo.testbed.tiny_model import write_byte_model
 from octavo.testing.fakes.deferred import DeferredRunner
 from octavo.testing.fakes.spoilable import SpoilableRunner
 from octavo.testing.oracles.worker_plans import EPOCH, INCARNATION, beam_sampling, plan, sampling, start, work
+from octavo.testing.small.constraints import DIGITS, compiled
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import (
     FailureReason,
@@ -101,15 +103,56 @@ def test_a_launch_does_not_wait_for_the_step_before(protocol: WorkerProtocol, ru
     assert len(runner.launched) == 3
 
 
-def test_one_that_is_chosen_by_the_tokens_before_it_waits_for_them(
-    protocol: WorkerProtocol, runner: DeferredRunner
-) -> None:
-    prefill, first, second = decoding([PENALISED], 3, ahead=2)
-    for step in (prefill, first, second):
+def test_a_penalised_one_waits_for_nothing(protocol: WorkerProtocol, runner: DeferredRunner) -> None:
+    for step in decoding([PENALISED], 3, ahead=2):
         protocol.receive(step)
-    assert protocol.ready(), "the penalised token of the second step is known before the third is launched"
+    assert not protocol.ready()
+    assert len(runner.launched) == 3
+
+
+def test_one_with_a_grammar_has_the_steps_before_it_answered_while_it_is_launched(
+    protocol: WorkerProtocol, runner: DeferredRunner, tmp_path: Path
+) -> None:
+    prefill, first, second = decoding([constrained(tmp_path)], 3, ahead=2)
+    for step in (prefill, first):
+        protocol.receive(step)
+    assert not protocol.ready()
+    protocol.receive(second)
     assert [protocol.answer().step_id for _ in range(2)] == [1, 2]
     assert not protocol.ready()
+    assert len(protocol.answer().sampled) == 1
+
+
+def constrained(directory: Path) -> SamplingParams:
+    return sampling(grammar=compiled(DIGITS, load_vocabulary(directory)))
+
+
+def test_one_with_a_grammar_is_skipped_if_the_step_before_turns_out_to_have_failed(
+    protocol: WorkerProtocol, runner: DeferredRunner, tmp_path: Path
+) -> None:
+    prefill, first, second = decoding([constrained(tmp_path), sampling()], 3, ahead=2)
+    protocol.receive(prefill)
+    runner.fails = True
+    protocol.receive(first)
+    protocol.receive(second)
+    outcomes = [protocol.answer().outcome for _ in range(3)]
+    assert outcomes == [StepOutcome.DONE, StepOutcome.FAILED, StepOutcome.SKIPPED]
+    assert runner.holds == set()
+
+
+def test_one_with_a_grammar_that_turns_out_to_have_failed_fails_alone(
+    protocol: WorkerProtocol, runner: DeferredRunner, tmp_path: Path
+) -> None:
+    prefill, first, second = decoding([constrained(tmp_path), sampling()], 3, ahead=2)
+    protocol.receive(prefill)
+    runner.to_spoil = (1,)
+    protocol.receive(first)
+    runner.to_spoil = ()
+    protocol.receive(second)
+    _, *found = [protocol.answer() for _ in range(3)]
+    for result in found:
+        assert [each.sequence_id for each in result.failed] == [1]
+        assert [each.sequence_id for each in result.sampled] == [2]
 
 
 def test_a_fork_copies_tokens_that_are_known(protocol: WorkerProtocol, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from octavo.wire.steps import (
     WorkerWelcome,
 )
 from octavo.worker.protocol import WorkerProtocol
-from octavo.worker.runner import DoneStep
+from octavo.worker.runner import DoneStep, Settle, nothing_pending
 from octavo.worker.sequences import WorkItem
 
 
@@ -36,7 +36,7 @@ class WaitingRunner(SpoilableRunner):
 
     fails = False
 
-    def launch(self, moves: BlockMoves, items: list[WorkItem]) -> DoneStep:
+    def launch(self, moves: BlockMoves, items: list[WorkItem], settle: Settle = nothing_pending) -> DoneStep:
         fails, self.fails = self.fails, False
         if fails:
             raise RuntimeError("the device stumbled")

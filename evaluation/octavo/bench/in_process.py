@@ -34,7 +34,7 @@ from octavo.worker.fake.runner import FakeRunner
 from octavo.worker.kv_store.identity import StoreIdentity
 from octavo.worker.kv_store.loan import Payload
 from octavo.worker.protocol import WorkerProtocol
-from octavo.worker.runner import BlockContents, LaunchedStep, Runner, StepOutput
+from octavo.worker.runner import BlockContents, LaunchedStep, Runner, Settle, StepOutput, nothing_pending
 from octavo.worker.sequences import WorkItem
 
 
@@ -56,10 +56,10 @@ class ObservedRunner:
         self.draft_model = runner.draft_model
         self.steps: list[StepRows] = []
 
-    def launch(self, moves: BlockMoves, items: list[WorkItem]) -> LaunchedStep:
+    def launch(self, moves: BlockMoves, items: list[WorkItem], settle: Settle = nothing_pending) -> LaunchedStep:
         if items:
             self.steps.append(step_shape(items))
-        return self._runner.launch(moves, items)
+        return self._runner.launch(moves, items, settle)
 
     def execute(self, moves: BlockMoves, items: list[WorkItem]) -> StepOutput:
         return self.launch(moves, items).output()

@@ -380,6 +380,9 @@ class ContiguousKV:
     def fetch(self, group: SequenceGroup, *, goes_on: bool) -> list[BlockRead]:
         return []
 
+    def use(self, group: SequenceGroup) -> None:
+        pass
+
     def tier_moves(self, step_id: int) -> tuple[list[BlockMove], list[BlockMove]]:
         return [], []
 

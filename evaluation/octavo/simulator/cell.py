@@ -5,8 +5,10 @@ import heapq
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, field, fields, replace
 from functools import partial
+
+from msgspec import structs
 
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.events import (
@@ -15,14 +17,17 @@ from octavo.scheduler.core.events import (
     FrontendJoined,
     LossCause,
     PrefixPinned,
+    PullAnswered,
     ReplicaHeard,
     ReplicaJoined,
     ReplicaLeft,
     ReplicaLost,
     RequestSubmitted,
+    SchedulerObserver,
     SendToFrontend,
     SendToReplica,
     StepAnswered,
+    Tick,
 )
 from octavo.scheduler.core.scheduler import Scheduler
 from octavo.scheduler.core.sequence import Tier
@@ -34,7 +39,7 @@ from octavo.simulator.device import Device, Disk, ReplicaSpec
 from octavo.simulator.speculation import Acceptance, Outputs, SimulatedDrafter
 from octavo.wire.requests import CacheKey, Deltas, Prefix, Rejected, Request
 from octavo.wire.sampling import BeamSearch, EarlyStopping, SamplingParams
-from octavo.wire.steps import BlocksFetched, StepPlan, StepResult
+from octavo.wire.steps import BlocksFetched, BlocksPulled, PullBlocks, StepPlan, StepResult
 from octavo.workload.conversations import LaterTurns
 from octavo.workload.guesses import Guesses
 from octavo.workload.job import Job, Transcript
@@ -184,6 +189,59 @@ class Pending:
 
 
 @dataclass(frozen=True, slots=True)
+class Copying:
+    """Describes blocks that a replica will have copied from another one, if that is still there."""
+
+    time: float
+    pull: PullBlocks
+
+
+@dataclass
+class Copied:
+    """Counts what replicas have copied of each other: requests that moved, with so many blocks; blocks of prefixes; the
+    bytes of all that arrived, and copies that came to nothing."""
+
+    requests: int = 0
+    blocks: int = 0
+    prefix_blocks: int = 0
+    nbytes: int = 0
+    failed: int = 0
+
+    def merge(self, other: "Copied") -> None:
+        """Adds what another cell's replicas have copied."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+
+
+class _CopyCounts(SchedulerObserver):
+    """Counts copies, and the tokens of prompts that were found computed in any tier."""
+
+    def __init__(self) -> None:
+        self.copied = Copied()
+        self.cached_tokens = 0
+
+    def prefix_lookup(self, prompt_tokens: int, cached_tokens: int) -> None:
+        self.cached_tokens += cached_tokens
+
+    def moved(self, num_blocks: int) -> None:
+        self.copied.requests += 1
+        self.copied.blocks += num_blocks
+
+    def prefix_copied(self, num_blocks: int, num_found: int, *, is_late: bool) -> None:
+        self.copied.prefix_blocks += num_found
+
+
+# Heartbeats and renewals of leases are not simulated, so nobody is lost for their lack.
+_NEVER_S = 1e12
+
+
+def _patient(config: SchedulerConfig) -> SchedulerConfig:
+    return structs.replace(
+        config, lease_s=_NEVER_S, idle_timeout_s=_NEVER_S, step_timeout_s=_NEVER_S, first_step_timeout_s=_NEVER_S
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Restart:
     """Has the worker of the first replica end at a time, in seconds, as one that is told to at once, and come back
     `down_s` seconds later with nothing but what is on its disk."""
@@ -220,8 +278,11 @@ class SimulatedCell:
         seed: int = 0,
     ) -> None:
         self._outputs = Outputs(replicas[0].vocab_size)
-        drafter = SimulatedDrafter(acceptance, self._outputs, f"{seed} guesses")
-        self.core = Scheduler(config, epoch=1, make_memory=make_memory, policy=policy, drafter=drafter)
+        drafter, self._counts = SimulatedDrafter(acceptance, self._outputs, f"{seed} guesses"), _CopyCounts()
+        self._has_links = any(spec.peer_link for spec in replicas)
+        self.core = Scheduler(
+            _patient(config) if self._has_links else config, 1, self._counts, make_memory, policy, drafter
+        )
         # By incarnation.
         self.devices: dict[int, Device] = {}
         self._specs, self._seed, self._num_incarnations = list(replicas), seed, 0
@@ -231,6 +292,7 @@ class SimulatedCell:
         # Of workers that have ended.
         self._busy_s = 0.0
         self._found: Counter[Tier] = Counter()
+        self._copying: list[Copying] = []
         # How often a sequence has chosen in a step; and what became of the guesses there.
         self.turns = 0
         self.guesses = Guesses()
@@ -273,9 +335,16 @@ class SimulatedCell:
 
     @property
     def found(self) -> dict[str, int]:
-        """Counts the tokens of prompts that were found computed, by tier."""
+        """Counts the tokens of prompts that were found computed, by tier; the others came from another replica."""
         found = sum((replica.stats.hit_tokens for replica in self.core.replicas.values()), self._found)
-        return {tier.value: found[tier] for tier in Tier if found[tier]}
+        by_tier = {tier.value: found[tier] for tier in Tier if found[tier]}
+        num_copied = self._counts.cached_tokens - found.total()
+        return {**by_tier, "replica": num_copied} if num_copied else by_tier
+
+    @property
+    def copied(self) -> Copied:
+        """Counts what replicas have copied of each other."""
+        return self._counts.copied
 
     @property
     def work_tokens(self) -> int:
@@ -319,6 +388,32 @@ class SimulatedCell:
             self._deliver(self.core.handle(DiskAnswered(incarnation, answer), now), now)
             self._deliver(self.core.handle(ReplicaHeard(incarnation, disk=device.disk.use), now), now)
 
+    def take_copying(self) -> list[Copying]:
+        """Returns the copies that have begun since the last call."""
+        copying, self._copying = self._copying, []
+        return copying
+
+    def end_copy(self, pull: PullBlocks, now: float) -> None:
+        """Tells the core that a replica has copied what it was asked to, or not, where the other is gone; nothing of a
+        replica that has left."""
+        if pull.incarnation in self.devices:
+            is_complete, spec = pull.source in self.devices, self.devices[pull.incarnation].spec
+            self.copied.failed += not is_complete
+            self.copied.nbytes += is_complete * len(pull.moves) * spec.block_bytes
+            answer = BlocksPulled(self.core.epoch, pull.incarnation, pull.pull_id, is_complete)
+            self._deliver(self.core.handle(PullAnswered(pull.incarnation, answer), now), now)
+
+    def tick(self, now: float) -> None:
+        """Lets the core look at what moves as time passes."""
+        if self._has_links:
+            self._deliver(self.core.handle(Tick(), now), now)
+
+    def _begin_copy(self, pull: PullBlocks, now: float) -> None:
+        device, source = self.devices[pull.incarnation], self.devices.get(pull.source)
+        arrives = now + self._link_s
+        done = arrives if source is None else device.copy(len(pull.moves), source, arrives)
+        self._copying.append(Copying(done + self._link_s, pull))
+
     def _count(self, step: OutstandingStep, result: StepResult) -> None:
         self.turns += len(step.samplers)
         right = {each.sequence_id: len(each.token_ids) for each in result.further}
@@ -342,6 +437,8 @@ class SimulatedCell:
             match effect:
                 case SendToFrontend(_, Deltas() | Rejected() as message):
                     self._take(message, now)
+                case SendToReplica(_, PullBlocks() as pull):
+                    self._begin_copy(pull, now)
                 case ReplicaLost(_, cause, reason):
                     raise SimulationError(f"a replica was lost: {cause}, {reason}")
 
@@ -448,6 +545,8 @@ class Timeline:
             while self._events and self._events[0][0] <= now:
                 heapq.heappop(self._events)[2](now)
             self._plan(now)
+            for copying in self.cell.take_copying():
+                self._push(copying.time, partial(self.cell.end_copy, copying.pull))
             for due in self._take_due():
                 self._push(due.job.arrival_s, partial(self._submit, due))
             if now - self.moved_at > _STALLED_S and not self._arrivals:
@@ -455,6 +554,7 @@ class Timeline:
 
     def _look_again(self, now: float) -> None:
         self._is_ticking = False
+        self.cell.tick(now)
 
     def _end(self, incarnation: int, now: float) -> None:
         """Ends a step of a replica that has not left."""

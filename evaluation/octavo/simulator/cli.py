@@ -24,6 +24,7 @@ from octavo.simulator.engine import Cluster, Simulation, SimulationOutcome
 from octavo.simulator.recorded import jobs_of_log
 from octavo.simulator.report import SimulationReport, make_plan, make_report, plan_text, replicas_text, report_text
 from octavo.simulator.speculation import Acceptance
+from octavo.wire.steps import WorkerRole
 from octavo.workload.job import Job
 from octavo.workload.measures import Targets, time_text
 from octavo.workload.options import flags_given, read_jobs, workload_options
@@ -85,6 +86,8 @@ def _restarts(context: click.Context, parameter: click.Parameter, texts: Sequenc
 @cluster_options
 @click.option("--replicas", type=click.IntRange(1, 100_000), show_default="1", help="Of all cells together.")
 @click.option("--cells", type=click.IntRange(min=1), default=1, help="Schedulers that share the replicas.")
+@click.option("--prefill", type=click.IntRange(min=0), default=0, help="Of the replicas those for prompts alone.")
+@click.option("--decode", type=click.IntRange(min=0), default=0, help="Of them those for what follows prompts.")
 @click.option("--processes", type=click.IntRange(min=1), default=1, help="Processes that share the cells.")
 @click.option(
     "--link", type=click.FloatRange(0.0, 60.0), default=0.0, help="Seconds of a message from scheduler to worker."
@@ -118,6 +121,8 @@ def _restarts(context: click.Context, parameter: click.Parameter, texts: Sequenc
 def simulate(
     replicas: int | None,
     cells: int,
+    prefill: int,
+    decode: int,
     processes: int,
     link: float,
     targets: Targets | None,
@@ -144,12 +149,15 @@ def simulate(
         raise click.UsageError("--plan looks at whole runs, so it does not go with --horizon")
     if targets is not None and cells > max_replicas:
         raise click.UsageError(f"--cells {cells} need as many --max-replicas at least, not {max_replicas}")
+    replica = read_replica(settings)
+    _check_roles(prefill, decode, least, cells, has_link=replica.peer_link is not None, plans=targets is not None)
     config = config_of(SchedulerConfig, {name: settings.pop(name) for name in _CONFIG})
     chances = _acceptance(acceptance, proposals, event_log)
     jobs = _jobs(settings, event_log)
     simulator = _Simulator(
         config=config,
-        replica=read_replica(settings),
+        replica=replica,
+        roles=[WorkerRole.PREFILL] * prefill + [WorkerRole.DECODE] * decode,
         cells=cells,
         processes=processes,
         link_s=link,
@@ -167,6 +175,22 @@ def simulate(
             _simulate(simulator, jobs, least, file)
     except SimulationError as error:
         raise click.ClickException(str(error)) from error
+
+
+def _check_roles(prefill: int, decode: int, replicas: int, cells: int, *, has_link: bool, plans: bool) -> None:
+    if not (prefill or decode):
+        return
+    if plans:
+        raise click.UsageError("--plan searches the number of replicas, so it does not go with --prefill and --decode")
+    if prefill + decode > replicas or prefill == replicas:
+        raise click.UsageError(
+            f"of {replicas} --replicas {prefill} cannot be for prompts and {decode} for what follows them: one at least"
+            " must compute what follows"
+        )
+    if prefill % cells or decode % cells:
+        raise click.UsageError(f"--prefill and --decode are dealt out to {cells} cells: give multiples of that")
+    if not has_link:
+        raise click.UsageError("requests move from --prefill to --decode: say with --peer-bandwidth how fast")
 
 
 def _acceptance(text: str | None, proposals: float | None, event_log: Path | None) -> Acceptance | None:
@@ -202,6 +226,8 @@ def _jobs(settings: Mapping[str, Any], event_log: Path | None) -> list[Job]:
 class _Simulator:
     config: SchedulerConfig
     replica: ReplicaSpec
+    # Of the first replicas; the others are for all.
+    roles: Sequence[WorkerRole]
     cells: int
     processes: int
     link_s: float
@@ -220,11 +246,11 @@ class _Simulator:
     def outcome(
         self, jobs: Sequence[Job], replicas: int, passed: Callable[[float], None] | None = None
     ) -> SimulationOutcome:
-        cells = min(self.cells, replicas)
+        cells, num_others = min(self.cells, replicas), replicas - len(self.roles)
         simulation = Simulation(
             Cluster(
                 self.config,
-                [self.replica] * replicas,
+                [*(replace(self.replica, role=role) for role in self.roles), *[self.replica] * num_others],
                 cells,
                 link_s=self.link_s,
                 acceptance=self.acceptance,

@@ -12,7 +12,7 @@ import click
 from octavo.frontend.scheduler.prefix_router import CellLoad, PrefixRouter
 from octavo.runtime.models.step_times import Calibration, CalibrationError, read_calibration
 from octavo.simulator import hardware
-from octavo.simulator.device import DiskSpec, ReplicaSpec
+from octavo.simulator.device import DiskSpec, PeerLink, ReplicaSpec
 from octavo.simulator.engine import Standing
 from octavo.simulator.hardware import GPUS, MODELS, Overhead
 from octavo.wire.requests import Request, answer_work
@@ -69,6 +69,20 @@ _OPTIONS: Final = [
         help="Seconds in which such a disk reads a block.",
     ),
     click.option("--kv-mirror", is_flag=True, help="Write what running requests fill to the disk as well."),
+    click.option(
+        "--peer-bandwidth",
+        type=click.FloatRange(min=0.0),
+        default=0.0,
+        show_default=True,
+        help="GB/s at which a replica copies KV blocks of another one; 0: nothing moves.",
+    ),
+    click.option(
+        "--peer-latency",
+        type=_SECONDS,
+        default=0.0,
+        show_default=True,
+        help="Seconds that each such copy takes besides.",
+    ),
 ]
 
 
@@ -79,7 +93,27 @@ def cluster_options(command: _Command) -> _Command:
 
 def read_replica(settings: Mapping[str, Any]) -> ReplicaSpec:
     """Returns the replica that the flags describe. Raises `click.UsageError`."""
-    replica, num_blocks = _without_disk(settings), settings["kv_disk_blocks"]
+    return _with_link(_with_disk(_alone(settings), settings), settings)
+
+
+def _with_link(replica: ReplicaSpec, settings: Mapping[str, Any]) -> ReplicaSpec:
+    if not (bandwidth := settings["peer_bandwidth"]):
+        if settings["peer_latency"]:
+            raise click.UsageError("--peer-latency is of copies: say with --peer-bandwidth how fast blocks move")
+        return replica
+    if not replica.num_cpu_blocks:
+        raise click.UsageError(
+            "blocks come from another replica by way of CPU memory: give more than 0 --num-cpu-blocks"
+        )
+    if not replica.block_bytes:
+        raise click.UsageError(
+            "--peer-bandwidth needs the size of a block, which this calibration does not have: calibrate anew"
+        )
+    return replace(replica, peer_link=PeerLink(replica.block_bytes / (bandwidth * 1e9), settings["peer_latency"]))
+
+
+def _with_disk(replica: ReplicaSpec, settings: Mapping[str, Any]) -> ReplicaSpec:
+    num_blocks = settings["kv_disk_blocks"]
     if not num_blocks:
         if settings["kv_disk_read"] or settings["kv_mirror"]:
             raise click.UsageError("--kv-disk-read and --kv-mirror are of a disk: give it --kv-disk-blocks")
@@ -89,7 +123,7 @@ def read_replica(settings: Mapping[str, Any]) -> ReplicaSpec:
     return replace(replica, disk=DiskSpec(num_blocks, settings["kv_disk_read"], settings["kv_mirror"]))
 
 
-def _without_disk(settings: Mapping[str, Any]) -> ReplicaSpec:
+def _alone(settings: Mapping[str, Any]) -> ReplicaSpec:
     given = {name: settings[name] for name in _COMPUTED if settings[name] is not None}
     num_blocks, num_cpu_blocks = settings["num_blocks"], settings["num_cpu_blocks"]
     if settings["calibration"] is None:
@@ -120,6 +154,7 @@ def calibrated(calibration: Calibration) -> ReplicaSpec:
         device=calibration.device,
         costs=calibration.costs,
         name=calibration.model,
+        kv_bytes_per_token=calibration.kv_bytes_per_token,
     )
 
 

@@ -1,5 +1,5 @@
 """Simulates a replica that computes nothing: it runs plans one after the other, each as long as its latency model
-says, and its disk, which keeps blocks beyond its life."""
+says, copies blocks of others beside them, and has a disk, which keeps blocks beyond its life."""
 
 import random
 from collections import OrderedDict
@@ -13,6 +13,7 @@ from octavo.simulator.speculation import Outputs
 from octavo.wire.base import SCHEMA_VERSION
 from octavo.wire.costs import StepCosts, attended_pairs
 from octavo.wire.steps import (
+    BlockServer,
     BlocksFetched,
     Candidates,
     DiskUse,
@@ -26,6 +27,7 @@ from octavo.wire.steps import (
     StepResult,
     StepTimes,
     WorkerHello,
+    WorkerRole,
 )
 
 
@@ -93,10 +95,19 @@ class Disk:
 
 
 @dataclass(frozen=True)
+class PeerLink:
+    """Describes how replicas read each other's blocks, those of their devices too: a copy takes `copy_s` seconds, and
+    `block_s` for each of its blocks. A replica reads from one other at a time, and is read by one."""
+
+    block_s: float
+    copy_s: float = 0.0
+
+
+@dataclass(frozen=True)
 class ReplicaSpec:
-    """Describes a replica's memory and speed. `costs` is what the replica would report of itself to the scheduler
-    (None: nothing). Of the tokens that a beam may go on with, each has on average a logprob smaller than the one before
-    by `beam_gap`."""
+    """Describes a replica's memory and speed, and what it is for. `costs` is what the replica would report of itself to
+    the scheduler (None: nothing). Of the tokens that a beam may go on with, each has on average a logprob smaller than
+    the one before by `beam_gap`. Without a `peer_link` nothing moves to it, or from it."""
 
     num_blocks: int
     block_size: int
@@ -109,6 +120,13 @@ class ReplicaSpec:
     name: str = "simulated"
     beam_gap: float = BEAM_GAP
     disk: DiskSpec | None = None
+    kv_bytes_per_token: int = 0
+    role: WorkerRole = WorkerRole.BOTH
+    peer_link: PeerLink | None = None
+
+    @property
+    def block_bytes(self) -> int:
+        return self.block_size * self.kv_bytes_per_token
 
     @property
     def model(self) -> ModelInfo:
@@ -127,10 +145,12 @@ class ReplicaSpec:
             num_blocks=self.num_blocks,
             num_cpu_blocks=self.num_cpu_blocks,
             block_size=self.block_size,
-            kv_bytes_per_token=0,
+            kv_bytes_per_token=self.kv_bytes_per_token,
             kv_groups=[KVGroup(window=0)],
             costs=self.costs,
             kv_disk=KVDisk(self.disk.read_s, self.disk.mirror, f"disk-{number}") if self.disk else None,
+            block_server=BlockServer(f"replica-{number}", self.name) if self.peer_link else None,
+            role=self.role,
         )
 
 
@@ -157,6 +177,8 @@ class Device:
         # Plans that have the disk fetch something once they are done, by their steps.
         self._fetches: dict[int, StepPlan] = {}
         self._free_at = 0.0
+        # When it has read all that it was asked to of others, and others of it.
+        self._reads_until = self._is_read_until = 0.0
 
     def take(self, plan: StepPlan, num_sampled: int, now: float) -> float:
         """Puts a plan behind those that it has; when it will be done."""
@@ -178,6 +200,15 @@ class Device:
             return None
         found, at = self.disk.fetch(plan, now)
         return BlocksFetched(epoch, self._incarnation, step_id, found), at
+
+    def copy(self, num_blocks: int, source: "Device", now: float) -> float:
+        """Returns when so many blocks of the source are here: nothing is written before the plans that it has are
+        done."""
+        link = self.spec.peer_link
+        assert link is not None, "a replica copies that reads from no other"
+        begins = max(now, self._free_at, self._reads_until, source._is_read_until)
+        self._reads_until = source._is_read_until = begins + link.copy_s + num_blocks * link.block_s
+        return self._reads_until
 
     def _shape(self, plan: StepPlan, num_sampled: int) -> StepShape:
         computed = self._computed

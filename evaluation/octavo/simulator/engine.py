@@ -18,6 +18,7 @@ from octavo.scheduler.kv.manager import paged_memory
 from octavo.scheduler.kv.memory import MakeMemory
 from octavo.simulator.cell import (
     Clients,
+    Copied,
     Due,
     Probe,
     Restart,
@@ -97,6 +98,7 @@ class CellOutcome:
     turns: int
     guesses: Guesses
     found: dict[str, int]
+    copied: Copied
 
 
 class Shard:
@@ -179,6 +181,7 @@ class Shard:
             turns=cell.turns,
             guesses=cell.guesses,
             found=cell.found,
+            copied=cell.copied,
         )
 
 
@@ -272,7 +275,8 @@ Route = Callable[[Request, float, Sequence[Standing]], int]
 class SimulationOutcome:
     """Holds the results of a simulation, jobs in the order of arrival. `busy_share` is the share of the replicas' time
     in which they computed. Sequences chose in `turns` steps all together, each counted once for each of them; of
-    `guesses` is what speculation checked there. Of prompts so many tokens were `found` computed, by tier."""
+    `guesses` is what speculation checked there. Of prompts so many tokens were `found` computed, by tier. `copied` is
+    what replicas have copied of each other."""
 
     served: list[Served]
     gaps: Gaps
@@ -285,6 +289,7 @@ class SimulationOutcome:
     turns: int = 0
     guesses: Guesses = field(default_factory=Guesses)
     found: dict[str, int] = field(default_factory=dict)
+    copied: Copied = field(default_factory=Copied)
 
 
 class Simulation:
@@ -383,8 +388,9 @@ class Simulation:
     def _outcome(self, cells: Sequence[CellOutcome], seconds: float) -> SimulationOutcome:
         served = [each for cell in cells for each in cell.served]
         served.sort(key=lambda each: (each[1].job.arrival_s, each[0]))
-        gaps, guesses, found = Gaps(), Guesses(), Counter[str]()
+        gaps, guesses, found, copied = Gaps(), Guesses(), Counter[str](), Copied()
         for cell in cells:
+            copied.merge(cell.copied)
             found.update(cell.found)
             gaps.merge(cell.gaps)
             guesses.merge(cell.guesses)
@@ -401,6 +407,7 @@ class Simulation:
             turns=sum(cell.turns for cell in cells),
             guesses=guesses,
             found=dict(found),
+            copied=copied,
         )
 
 

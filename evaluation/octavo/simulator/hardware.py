@@ -293,4 +293,5 @@ def replica(
         vocab_size=model.vocab_size,
         costs=latency.costs,
         name=model.name,
+        kv_bytes_per_token=model.kv_bytes_per_token,
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Final
 
-from octavo.simulator.cell import Sample
+from octavo.simulator.cell import Copied, Sample
 from octavo.simulator.engine import SimulationOutcome
 from octavo.workload.conversations import TurnSummary, by_turn, found_text, turns_text
 from octavo.workload.job import Job
@@ -56,7 +56,7 @@ class SimulationReport:
     """Reports a simulated run. `preemptions` are those that the schedulers made, of which `swaps` kept the KV in CPU
     memory; `unmet` is what of the targets was not kept; `speculation` is None where nothing was guessed. Of the
     prompts' tokens, of what was computed or found, those `found` are counted by tier; `turns` are those of
-    conversations."""
+    conversations. `copied` is what replicas have copied of each other."""
 
     summary: Summary
     errors: list[ErrorCount]
@@ -70,6 +70,7 @@ class SimulationReport:
     prompt_tokens: int = 0
     found: dict[str, int] = field(default_factory=dict)
     turns: list[TurnSummary] = field(default_factory=list)
+    copied: Copied = field(default_factory=Copied)
 
 
 def make_report(
@@ -91,6 +92,7 @@ def make_report(
         prompt_tokens=sum(each.job.prompt_tokens for each in outcome.served if each.first_token_s is not None),
         found=outcome.found,
         turns=by_turn(outcome.served),
+        copied=outcome.copied,
     )
 
 
@@ -121,6 +123,8 @@ def report_text(report: SimulationReport) -> str:
     )
     if report.found:
         lines.append(found_text(report.prompt_tokens, report.found))
+    if report.copied != Copied():
+        lines.append(_copied(report.copied))
     lines += turns_text(report.turns)
     if report.speculation is not None:
         lines += _speculated(report, report.speculation)
@@ -128,6 +132,14 @@ def report_text(report: SimulationReport) -> str:
         lines += ["", *_drawn(report.samples)]
     lines += [f"target missed: {fault}" for fault in report.unmet]
     return "\n".join(lines)
+
+
+def _copied(copied: Copied) -> str:
+    failed = f"; {copied.failed} copies came to nothing" if copied.failed else ""
+    return (
+        f"{copied.requests} requests moved between replicas with {copied.blocks} blocks, and {copied.prefix_blocks}"
+        f" blocks of prefixes were copied: {copied.nbytes / 1e9:.4g} GB{failed}"
+    )
 
 
 def _speculated(report: SimulationReport, found: SpeculationReport) -> list[str]:

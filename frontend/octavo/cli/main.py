@@ -37,6 +37,7 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "keys": ("octavo.cli.keys:keys", "Make the keys by which the processes know each other between hosts."),
     "generate": ("octavo.frontend.cli.client:generate", "Stream the continuation of a prompt to the terminal."),
     "chat": ("octavo.frontend.cli.client:chat", "Talk with the model in the terminal."),
+    "run-batch": ("octavo.frontend.cli.run_batch:run_batch", "Have the calls in a file answered by a server."),
     "health": ("octavo.frontend.cli.client:health", "Probe a process's gRPC health; exit status 0 if it serves."),
     "bench": ("octavo.loadgen.cli:bench", "Load a server as many users would, and measure its answers."),
     "prepare-model": ("octavo.worker.cli.prepare:prepare_model", "Write the bundled model's directory to the cache."),
@@ -58,7 +59,9 @@ _EXTRA_OF: Final = {
     "httpx": "bench",
     **dict.fromkeys(("transformers", "tokenizers", "huggingface_hub", "jinja2", "google"), "frontend"),
     "opentelemetry": "tracing",
-    **dict.fromkeys(("grpc_reflection", "grpc_status", "starlette", "uvicorn", "llguidance"), "frontend"),
+    **dict.fromkeys(
+        ("grpc_reflection", "grpc_status", "starlette", "uvicorn", "llguidance", "python_multipart"), "frontend"
+    ),
 }
 
 

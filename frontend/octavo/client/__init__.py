@@ -30,9 +30,9 @@ from octavo.client.events import (
     TokenLogprobs,
     Usage,
 )
-from octavo.client.params import BeamSearch, RequestOptions, SamplingParams
-from octavo.client.prompts import Chat, Message, Prompt, Tool, ToolCall
-from octavo.client.results import Completion, Model, Result
+from octavo.client.params import BeamSearch, EmbedOptions, RequestOptions, SamplingParams
+from octavo.client.prompts import Chat, EmbedInput, Message, Prompt, TextPair, Tool, ToolCall
+from octavo.client.results import Completion, Embedding, Model, Result
 from octavo.client.retries import RetryPolicy
 from octavo.client.sync_client import Client, Stream
 
@@ -49,6 +49,9 @@ __all__ = [
     "Completion",
     "DeadlineError",
     "Delta",
+    "EmbedInput",
+    "EmbedOptions",
+    "Embedding",
     "Event",
     "Finished",
     "Message",
@@ -66,6 +69,7 @@ __all__ = [
     "ServerError",
     "Started",
     "Stream",
+    "TextPair",
     "Tls",
     "TokenLogprobs",
     "Tool",

@@ -11,18 +11,20 @@ import grpc
 from octavo.client.channels import DEFAULT_ADDRESS, Tls, open_async_channel
 from octavo.client.errors import OctavoError, to_error
 from octavo.client.events import Event
-from octavo.client.params import RequestOptions, SamplingParams
-from octavo.client.prompts import Chat, Message, Prompt, Tool
+from octavo.client.params import EmbedOptions, RequestOptions, SamplingParams
+from octavo.client.prompts import Chat, EmbedInput, Message, Prompt, TextPair, Tool
 from octavo.client.requests import (
     Defaults,
     StreamedRequest,
     cut_short,
     make_collector,
+    make_embed_request,
     make_request,
     make_tokenize_request,
+    read_embeddings,
     read_models,
 )
-from octavo.client.results import Model, Result
+from octavo.client.results import Embedding, Model, Result
 from octavo.client.retries import Attempt, RetryPolicy
 from octavo.v1 import generation_pb2 as pb
 from octavo.v1 import generation_pb2_grpc as services
@@ -189,6 +191,14 @@ class AsyncClient:
         response = await self._unary(self._stub.Detokenize, request)
         return str(response.text)
 
+    async def embed(
+        self, inputs: str | TextPair | Sequence[EmbedInput], options: EmbedOptions | None = None
+    ) -> list[Embedding]:
+        """Returns what a model that generates no text gives of each input: a text, token ids, or a pair of texts."""
+        options = options or EmbedOptions()
+        request = make_embed_request(self._defaults, inputs, options)
+        return read_embeddings(await self._unary(self._stub.Embed, request, options.timeout))
+
     async def models(self) -> list[Model]:
         """Returns the models that are served."""
         return read_models(await self._unary(self._stub.ListModels, pb.ListModelsRequest()))
@@ -204,8 +214,8 @@ class AsyncClient:
         request = make_request(self._defaults, prompt, params, options, streams=streams)
         return AsyncStream(self._stub, request, self._defaults.metadata)
 
-    async def _unary(self, method: Any, request: Any) -> Any:
-        recovery, attempt = self._defaults.recovery(), Attempt()
+    async def _unary(self, method: Any, request: Any, timeout: float | None = None) -> Any:
+        recovery, attempt = self._defaults.recovery(timeout), Attempt()
         while True:
             try:
                 return await method(request, timeout=recovery.remaining_s(), metadata=self._defaults.metadata)

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
-from octavo.client.prompts import Prediction, Prompt, prediction_message, prompt_fields
+from octavo.client.prompts import EmbedInput, Prediction, Prompt, TextPair, prediction_message, prompt_fields
 from octavo.v1 import generation_pb2 as pb
 
 _CONSTRAINTS: Final = ("json_object", "json_schema", "regex", "choice", "grammar")
@@ -108,6 +108,53 @@ class RequestOptions:
     timeout: float | None = None
     detach_grace: float | None = None
     prediction: Prediction = ""
+
+
+@dataclass(frozen=True)
+class EmbedOptions:
+    """Says how texts are read, and vectors given; None leaves it to the server.
+
+    Vectors are cut to `dimensions` numbers and divided by their length again; texts of more tokens are cut to
+    `truncate_to`, 0: to as many as the model takes. `prompt_name` names the prompt, of those in the model's files, that
+    comes before each text. `timeout` covers the whole call, with all attempts; times are in seconds.
+    """
+
+    dimensions: int | None = None
+    truncate_to: int | None = None
+    prompt_name: str | None = None
+    add_special_tokens: bool = True
+    model: str = ""
+    priority: int | None = None
+    tenant: str = ""
+    max_queue_time: float | None = None
+    timeout: float | None = None
+
+
+def embed_request(inputs: Sequence[EmbedInput], options: EmbedOptions) -> pb.EmbedRequest:
+    """Makes the message, with `options` as they are. Raises `ValueError` for values that no message can hold."""
+    try:
+        return pb.EmbedRequest(
+            model=options.model,
+            inputs=[_embed_input(each) for each in inputs],
+            dimensions=options.dimensions,
+            truncate_to=options.truncate_to,
+            prompt_name=options.prompt_name,
+            add_special_tokens=options.add_special_tokens,
+            tenant=options.tenant,
+            priority=options.priority,
+            max_queue_time=_duration(options.max_queue_time),
+        )
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"not a request that can be sent: {error}") from error
+
+
+def _embed_input(given: EmbedInput) -> pb.EmbedInput:
+    match given:
+        case str():
+            return pb.EmbedInput(text=given)
+        case TextPair(first=first, second=second):
+            return pb.EmbedInput(pair=pb.TextPair(first=first, second=second))
+    return pb.EmbedInput(token_ids=pb.TokenIds(ids=given))
 
 
 def generate_request(

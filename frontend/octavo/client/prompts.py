@@ -56,9 +56,18 @@ class Chat:
     continue_final_message: bool = False
 
 
+@dataclass(frozen=True)
+class TextPair:
+    """Two texts that a model reads together, as a cross-encoder reads a query and a document."""
+
+    first: str
+    second: str
+
+
 # Text may hold special tokens; a sequence of integers is token ids.
 Prompt = str | Sequence[int] | Chat
 Prediction = str | Sequence[int]
+EmbedInput = str | Sequence[int] | TextPair
 
 
 def chat_message(chat: Chat) -> pb.ChatPrompt:

@@ -2,6 +2,7 @@
 
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import grpc
@@ -9,9 +10,9 @@ import grpc
 from octavo.client.channels import metadata_of
 from octavo.client.errors import OctavoError, make_error
 from octavo.client.events import Event, Usage, read_event
-from octavo.client.params import RequestOptions, SamplingParams, generate_request
-from octavo.client.prompts import Chat, Prompt, chat_message
-from octavo.client.results import Collector, Model
+from octavo.client.params import EmbedOptions, RequestOptions, SamplingParams, embed_request, generate_request
+from octavo.client.prompts import Chat, EmbedInput, Prompt, TextPair, chat_message
+from octavo.client.results import Collector, Embedding, Model
 from octavo.client.retries import Recovery, RetryPolicy
 from octavo.v1 import generation_pb2 as pb
 
@@ -129,6 +130,21 @@ def make_tokenize_request(model: str, prompt: str | Chat, add_special_tokens: bo
     if isinstance(prompt, Chat):
         return pb.TokenizeRequest(model=model, chat=chat_message(prompt))
     return pb.TokenizeRequest(model=model, text=prompt, add_special_tokens=add_special_tokens)
+
+
+def make_embed_request(
+    defaults: Defaults, inputs: str | TextPair | Sequence[EmbedInput], options: EmbedOptions
+) -> pb.EmbedRequest:
+    """Makes the message of a call of Embed, for one text or several. Raises `ValueError` for what no message can
+    hold."""
+    if isinstance(inputs, str | TextPair):
+        inputs = [inputs]
+    return embed_request(inputs, replace(options, model=options.model or defaults.model))
+
+
+def read_embeddings(response: pb.EmbedResponse) -> list[Embedding]:
+    """Returns the outputs, in the order of the inputs."""
+    return [Embedding(list(each.values), each.prompt_tokens) for each in response.embeddings]
 
 
 def read_models(response: pb.ListModelsResponse) -> list[Model]:

@@ -64,6 +64,15 @@ class Model:
     kv_blocks: int = 0
 
 
+@dataclass(frozen=True)
+class Embedding:
+    """What the model gives of a text: a vector, or of a classifier the score of each class, before anything makes
+    probabilities of them. The text had `prompt_tokens` tokens."""
+
+    values: list[float]
+    prompt_tokens: int
+
+
 @dataclass
 class Collector:
     """Collects events into a `Result`. A second `Started` begins anew, for the answer is computed once more."""

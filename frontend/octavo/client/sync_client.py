@@ -12,18 +12,20 @@ import grpc
 from octavo.client.channels import DEFAULT_ADDRESS, Tls, open_channel
 from octavo.client.errors import OctavoError, to_error
 from octavo.client.events import Event
-from octavo.client.params import RequestOptions, SamplingParams
-from octavo.client.prompts import Chat, Message, Prompt, Tool
+from octavo.client.params import EmbedOptions, RequestOptions, SamplingParams
+from octavo.client.prompts import Chat, EmbedInput, Message, Prompt, TextPair, Tool
 from octavo.client.requests import (
     Defaults,
     StreamedRequest,
     cut_short,
     make_collector,
+    make_embed_request,
     make_request,
     make_tokenize_request,
+    read_embeddings,
     read_models,
 )
-from octavo.client.results import Model, Result
+from octavo.client.results import Embedding, Model, Result
 from octavo.client.retries import Attempt, RetryPolicy
 from octavo.v1 import generation_pb2 as pb
 from octavo.v1 import generation_pb2_grpc as services
@@ -190,6 +192,14 @@ class Client:
         response = self._unary(self._stub.Detokenize, request)
         return str(response.text)
 
+    def embed(
+        self, inputs: str | TextPair | Sequence[EmbedInput], options: EmbedOptions | None = None
+    ) -> list[Embedding]:
+        """Returns what a model that generates no text gives of each input: a text, token ids, or a pair of texts."""
+        options = options or EmbedOptions()
+        request = make_embed_request(self._defaults, inputs, options)
+        return read_embeddings(self._unary(self._stub.Embed, request, options.timeout))
+
     def models(self) -> list[Model]:
         """Returns the models that are served."""
         return read_models(self._unary(self._stub.ListModels, pb.ListModelsRequest()))
@@ -205,8 +215,8 @@ class Client:
         request = make_request(self._defaults, prompt, params, options, streams=streams)
         return Stream(self._stub, request, self._defaults.metadata)
 
-    def _unary(self, method: Any, request: Any) -> Any:
-        recovery, attempt = self._defaults.recovery(), Attempt()
+    def _unary(self, method: Any, request: Any, timeout: float | None = None) -> Any:
+        recovery, attempt = self._defaults.recovery(timeout), Attempt()
         while True:
             try:
                 return method(request, timeout=recovery.remaining_s(), metadata=self._defaults.metadata)

@@ -11,6 +11,9 @@ from octavo.frontend.access.access import Access
 from octavo.frontend.anthropic import models as anthropic_models
 from octavo.frontend.anthropic.messages import count_tokens, messages
 from octavo.frontend.api.endpoint import Api, Handler, route
+from octavo.frontend.api.explanations import Explainer, explained
+from octavo.frontend.batch import routes as batch
+from octavo.frontend.batch.service import BatchService
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.errors import NotFound, Reason
 from octavo.frontend.http.errors import error_response, is_anthropic
@@ -21,6 +24,7 @@ from octavo.frontend.openai.embeddings import embeddings
 from octavo.frontend.openai.infill import infill
 from octavo.frontend.openai.scores import classify, rerank, score
 from octavo.frontend.page import routes as page
+from octavo.frontend.stored.routes import creating
 from octavo.frontend.stored.routes import routes as stored_routes
 from octavo.frontend.stored.service import StoredResponses
 from octavo.frontend.stream.generation import Generation
@@ -35,10 +39,14 @@ def _by_api(openai: Handler, anthropic: Handler) -> Handler:
     return answer
 
 
-# Routes are tried in this order.
-_ROUTES: Final[dict[tuple[str, str], Handler]] = {
+# Routes are tried in this order, those that generate first.
+_GENERATING: Final[dict[tuple[str, str], Handler]] = {
     ("POST", "/v1/chat/completions"): chat_completions,
     ("POST", "/v1/completions"): completions,
+    ("POST", "/v1/messages"): messages,
+    ("POST", "/infill"): infill,
+}
+_ROUTES: Final[dict[tuple[str, str], Handler]] = {
     ("POST", "/v1/embeddings"): embeddings,
     ("POST", "/v1/score"): score,
     ("POST", "/score"): score,
@@ -47,8 +55,6 @@ _ROUTES: Final[dict[tuple[str, str], Handler]] = {
     ("POST", "/rerank"): rerank,
     ("POST", "/v1/classify"): classify,
     ("POST", "/classify"): classify,
-    ("POST", "/infill"): infill,
-    ("POST", "/v1/messages"): messages,
     ("POST", "/v1/messages/count_tokens"): count_tokens,
     ("GET", "/v1/models"): _by_api(other_routes.list_models, anthropic_models.list_models),
     ("GET", "/v1/models/{name:path}"): _by_api(other_routes.get_model, anthropic_models.get_model),
@@ -68,16 +74,25 @@ _CACHE_RESET: Final[dict[tuple[str, str], Handler]] = {
 
 
 def build_app(
-    generation: Generation, access: Access, config: FrontendConfig, stored: StoredResponses | None = None
+    generation: Generation,
+    access: Access,
+    config: FrontendConfig,
+    batches: BatchService | None = None,
+    stored: StoredResponses | None = None,
 ) -> Starlette:
-    """Returns the ASGI application. Without `stored` no response is kept."""
+    """Returns the ASGI application; without `batches` the routes of files and batches say that there are none, and
+    without `stored` no response is kept."""
     api = Api(generation, access, config)
-    table = _ROUTES | (_CACHE_RESET if config.enable_cache_reset else {})
+    explainer = Explainer(config.scheduler_admin)
+    generating = _GENERATING | {("POST", "/v1/responses"): creating(stored)}
+    explained_routes = {key: explained(handler, explainer) for key, handler in generating.items()}
+    table = explained_routes | _ROUTES | (_CACHE_RESET if config.enable_cache_reset else {})
     app = Starlette(
         routes=[
             *(route(api, path, handler, method) for (method, path), handler in table.items()),
             *stored_routes(api, stored),
-            *page.routes(api),
+            *batch.routes(api, batches),
+            *page.routes(api, explainer),
         ],
         exception_handlers={HTTPException: _no_route},
     )

@@ -282,4 +282,26 @@ class FrontendConfig:
         tuple[str, ...],
         Option("--model-alias", "A further name of the model.", Several(), variable="OCTAVO_MODEL_ALIASES"),
     ] = ()
+    # Its owner's alone; None: neither /v1/files nor /v1/batches. Frontends of one model may share it.
+    batch_directory: Annotated[
+        Path | None,
+        Option(
+            "--batch-directory",
+            "Directory of files and batches, which /v1/files and /v1/batches take. It is made where it is not there."
+            " Frontends may share it. Default: there are no such routes.",
+            Parsed(Path, "DIRECTORY"),
+        ),
+    ] = None
+    max_file_bytes: Annotated[int, Option("--max-file-bytes", "Bytes of an uploaded file, at most.", _COUNT)] = (
+        200 << 20
+    )
+    tenant_max_file_bytes: Annotated[
+        int, Option("--tenant-max-file-bytes", "Bytes of all files of one tenant, at most.", _COUNT)
+    ] = 10 << 30
+    file_expiry_s: Annotated[
+        int, Option("--file-expiry", "Seconds after which files, and batches that are over, are removed.", _COUNT)
+    ] = 30 * 86400
+    max_batch_requests: Annotated[
+        int, Option("--max-batch-requests", "Calls of batches that are under way at once.", Whole(1, 4096))
+    ] = 32
     otlp_endpoint: Annotated[str, OTLP_ENDPOINT] = ""

@@ -45,6 +45,8 @@ class Reason(enum.StrEnum):
     ROUTE_NOT_FOUND = "ROUTE_NOT_FOUND"
     NOT_STORED = "NOT_STORED"
     PREVIOUS_RESPONSE_NOT_FOUND = "PREVIOUS_RESPONSE_NOT_FOUND"
+    FILE_NOT_FOUND = "FILE_NOT_FOUND"
+    BATCH_NOT_FOUND = "BATCH_NOT_FOUND"
     DUPLICATE_ID = "DUPLICATE_ID"
     UNSUPPORTED_FIELD = "UNSUPPORTED_FIELD"
     ATTACH_OFFSET_GONE = "ATTACH_OFFSET_GONE"
@@ -60,6 +62,7 @@ class Reason(enum.StrEnum):
     MODEL_MISMATCH = "MODEL_MISMATCH"
     SCHEDULER_UNREACHABLE = "SCHEDULER_UNREACHABLE"
     DRAINING = "DRAINING"
+    STORAGE_FAILED = "STORAGE_FAILED"
     DEADLINE = "DEADLINE"
     QUEUE_TIMEOUT = "QUEUE_TIMEOUT"
     TEXT_TIMEOUT = "TEXT_TIMEOUT"
@@ -194,6 +197,8 @@ TABLE: Final[dict[Terms, tuple[Reason, ...]]] = {
         Reason.PREFIX_NOT_FOUND,
         Reason.ROUTE_NOT_FOUND,
         Reason.NOT_STORED,
+        Reason.FILE_NOT_FOUND,
+        Reason.BATCH_NOT_FOUND,
     ),
     Terms(AlreadyExists, "ALREADY_EXISTS", 409, anthropic_type="conflict_error"): (Reason.DUPLICATE_ID,),
     Terms(Aborted, "CANCELLED", 409, anthropic_type="conflict_error"): (Reason.ABORTED,),
@@ -225,6 +230,7 @@ TABLE: Final[dict[Terms, tuple[Reason, ...]]] = {
         Reason.SCHEDULER_UNREACHABLE,
         Reason.MODEL_MISMATCH,
         Reason.STORE_FAILED,
+        Reason.STORAGE_FAILED,
     ),
     Terms(DeadlineExceeded, "DEADLINE_EXCEEDED", 504, "timeout_error", anthropic_type="timeout_error"): (
         Reason.DEADLINE,

@@ -18,6 +18,7 @@ from octavo.frontend.access.tls import server_credentials
 from octavo.frontend.answer_parsers.reasoning import ReasoningFormat
 from octavo.frontend.answer_parsers.reasoning_formats import reasoning_format
 from octavo.frontend.app import build_app
+from octavo.frontend.batch.service import BatchService
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.grpc.access import AdmissionInterceptor, interceptors, reading
 from octavo.frontend.grpc.connections import BusyPeers, keep_room
@@ -108,8 +109,9 @@ class FrontendServer:
     def __init__(self, config: FrontendConfig, tokenizer: ModelTokenizer | None = None) -> None:
         """Reads the model directory, and its tokenizer where `tokenizer` is None.
 
-        Raises `ModelDirectoryError`; `PinnedPrefixesError`, `ApiKeysError`, `TlsError` and `StoreError` for files of
-        these that cannot be used; `EndpointError` if an address cannot be bound.
+        Raises `ModelDirectoryError`; `PinnedPrefixesError`, `ApiKeysError` and `TlsError` for files of these that
+        cannot be used; `StorageError` and `StoreError` for the directories of batches and of stored responses;
+        `EndpointError` if an address cannot be bound.
         """
         self._config = config
         access, credentials = build_access(config), server_credentials(config)
@@ -161,7 +163,9 @@ class FrontendServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._probes)
         if config.health_address:
             _bind(self._probes, config.health_address, None)
-        bounded_app = BodyBound(build_app(self.generation, access, config, self._stored), Bodies())
+        self._batches = BatchService(config) if config.batch_directory else None
+        self._app = build_app(self.generation, access, config, self._batches, self._stored)
+        bounded_app = BodyBound(self._app, Bodies())
         app: ASGIApp = AccessMiddleware(bounded_app, access, public_metrics=config.public_load_metrics)
         if origins := parse_origins(config.allowed_origins):
             app = CrossOrigin(app, origins)
@@ -182,6 +186,7 @@ class FrontendServer:
         lag = asyncio.create_task(self._metrics.measure_lag())
         room = asyncio.create_task(self._keep_room())
         stored = asyncio.create_task(self._stored.serve() if self._stored else asyncio.sleep(0))
+        batches = asyncio.create_task(self._run_batches())
         try:
             await asyncio.wait((link, readiness, stop), return_when=asyncio.FIRST_COMPLETED)
             readiness.cancel()
@@ -192,7 +197,7 @@ class FrontendServer:
                 await self._http.stop()
             await asyncio.gather(self._server.stop(_STOP_GRACE_S), self._probes.stop(_STOP_GRACE_S))
             try:
-                await _end(lag, room, readiness, stop, link, stored)
+                await _end(lag, room, readiness, stop, batches, link, stored)
             finally:
                 if self._stored:
                     await self._stored.close()
@@ -202,6 +207,10 @@ class FrontendServer:
         # On a unix socket no client can keep others out.
         if not self._config.listen.startswith("unix:"):
             await keep_room(self.port, self._busy, self._max_connections, self._http_connections)
+
+    async def _run_batches(self) -> None:
+        if self._batches:
+            await self._batches.run(self._app)
 
     def _http_connections(self) -> int:
         return len(self._http.connections) if self._http else 0
@@ -222,6 +231,8 @@ class FrontendServer:
     async def _drain(self) -> None:
         """Refuses new requests, and waits for running streams, `drain_timeout_s` seconds at most."""
         _log.info("draining %d running requests", self.generation.num_running)
+        if self._batches:
+            self._batches.runner.drain()
         self.generation.draining = True
         await self._set_ready(False)
         until = time.monotonic() + self._config.drain_timeout_s

@@ -18,6 +18,7 @@ class WorkerOptions:
     draft_model: str | None = None
     kv_cache_dtype: str | None = None
     numerics: str | None = None
+    pooling: str | None = None
     block_size: int | None = None
     kv_cache_memory: int | str | None = None
     num_blocks: int | None = None
@@ -28,4 +29,5 @@ class WorkerOptions:
     gpu_memory_utilization: float | None = None
     max_num_batched_tokens: int | None = None
     max_num_seqs: int | None = None
+    attention_backend: str | None = None
     cuda_graphs: bool | None = None

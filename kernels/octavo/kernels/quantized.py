@@ -24,9 +24,9 @@ BLOCK = 256
 class BlockFormat:
     """Describes a format: a value is scale * (code - offset) + min, or scale * values[code] where `values` are given.
 
-    Codes have `bits` bits. `group` inputs share a scale; 0: each tensor says how many. Scales are fp16; with `blocks`
-    they are integers (uint8, of `group` 16 int8), which one fp16 for each `BLOCK` inputs multiplies; where `group` is 0
-    they are fp32. `mins`: groups have mins too.
+    Codes have `bits` bits, and are numbers of e4m3 themselves with `floats`. `group` inputs share a scale; 0: each
+    tensor says how many. Scales are fp16; with `blocks` they are integers (uint8, of `group` 16 int8), which one fp16
+    for each `BLOCK` inputs multiplies; where `group` is 0 they are fp32. `mins`: groups have mins too.
     """
 
     name: str
@@ -36,6 +36,7 @@ class BlockFormat:
     blocks: bool = False
     mins: bool = False
     values: tuple[int, ...] | None = None
+    floats: bool = False
 
     @property
     def unit(self) -> int:
@@ -58,9 +59,10 @@ FORMATS = MappingProxyType(
             BlockFormat("q4_k", 4, blocks=True, mins=True),
             BlockFormat("q5_k", 5, blocks=True, mins=True),
             BlockFormat("q6_k", 6, offset=32, group=16, blocks=True),
-            # Of checkpoints that are no GGUF: symmetric 8 bits, and 4 bits with zero points as mins.
+            # Of checkpoints that are no GGUF: symmetric 8 bits, 4 bits with zero points as mins, and floats.
             BlockFormat("int8", 8, offset=128, group=0),
             BlockFormat("int4", 4, group=0, mins=True),
+            BlockFormat("fp8", 8, group=0, floats=True),
         )
     }
 )
@@ -153,9 +155,15 @@ class Quantized:
             mins = -mins * _repeated(self.block_mins.float(), mins)
         codes = self.codes.float() - self.format.offset
         if self.format.values is not None:
-            codes = torch.tensor(self.format.values, dtype=torch.float32)[self.codes.int()]
+            codes = torch.tensor(self.format.values, dtype=torch.float32, device=self.codes.device)[self.codes.int()]
+        if self.format.floats:
+            codes = self.codes.view(torch.float8_e4m3fn).float()
         values = codes * _repeated(scales, codes)
         return values if mins is None else values + _repeated(mins, codes)
+
+    def to(self, device: torch.device) -> Self:
+        """Returns the same weight on `device`."""
+        return self._with({name: tensor.to(device) for name, tensor in self.tensors().items()})
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns the tensors that the format has, by their names."""

@@ -20,10 +20,15 @@ class PoolingTask(enum.StrEnum):
 
 class PoolingModel(Value, frozen=True):
     """Describes a model that generates no tokens: what it gives, and how many numbers that is. A score is of any size:
-    what makes a probability of it is the frontend's."""
+    what makes a probability of it is the frontend's.
+
+    One that `gathers` makes an output of what the computation of each token gives, which a worker keeps while it
+    computes a text in steps. So keys and values that were computed before, or elsewhere, are of no use to it.
+    """
 
     task: PoolingTask
     num_outputs: Annotated[int, Meta(ge=1, le=MAX_OUTPUTS)]
+    gathers: bool = False
 
 
 class PoolingParams(Value, frozen=True):

@@ -157,6 +157,11 @@ class WorkerHello(Message, frozen=True):
     block_server: Annotated[BlockServer | None, since(9)] = None
     role: Annotated[WorkerRole, since(9)] = WorkerRole.BOTH
 
+    @property
+    def gathers(self) -> bool:
+        """Tells whether the worker must compute each text from its first token on, without a stop elsewhere."""
+        return self.model.pooling is not None and self.model.pooling.gathers
+
 
 class WorkerWelcome(Fenced, frozen=True):
     """The worker's replica will get plans of this epoch."""
@@ -428,7 +433,8 @@ class GrammarTime(Value, frozen=True):
 
 class StepTimes(Value, frozen=True):
     """Says where a step's time went in the worker, in microseconds: batch building, model, sampling; and how much of
-    the last is due to each sequence's `grammars`, where it has one. `propose_us` come on top, for proposals."""
+    the last is due to each sequence's `grammars`, where it has one. `propose_us` come on top, for a draft model that
+    follows the step and makes its proposals."""
 
     prepare_us: Count
     model_us: Count

@@ -12,7 +12,7 @@ from octavo.bench.frontend.sse_load import call_bytes
 from octavo.frontend.http.guards import AllowedHosts
 
 
-@pytest.mark.parametrize("api", ["completions", "chat", "messages"])
+@pytest.mark.parametrize("api", ["completions", "chat", "messages", "responses"])
 def test_calls_name_a_host_that_the_frontend_allows(api: str) -> None:
     _, _, head = call_bytes(StreamLoad(port=8080, streams=1, tokens=1, prompt="x", api=api)).partition(b"\r\n")
     host = BytesHeaderParser().parsebytes(head)["host"]

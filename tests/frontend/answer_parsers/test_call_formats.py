@@ -132,6 +132,84 @@ def test_a_schema_that_only_refers_to_itself_is_refused() -> None:
     assert types_of([tool]) == {"f": {}}
 
 
+TREE = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "children": {"type": "array", "items": {"$ref": "#"}}},
+    "required": ["name", "children"],
+    "additionalProperties": False,
+}
+NODE = {"type": "object", "additionalProperties": False}
+MUTUAL = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "children": {"type": "array", "items": {"$ref": "#/$defs/even"}}},
+    "required": ["name", "children"],
+    "additionalProperties": False,
+    "$defs": {
+        "even": {
+            **NODE,
+            "properties": {"odd": {"anyOf": [{"$ref": "#/$defs/odd"}, {"type": "null"}]}},
+            "required": ["odd"],
+        },
+        "odd": {**NODE, "properties": {"even": {"$ref": "#/$defs/even"}, "root": {"$ref": "#"}}, "required": ["even"]},
+    },
+}
+# A call whose name is "x", before and behind its children.
+CALLS_OF_A_TREE = {
+    "hermes": ('<tool_call>\n{"name": "f", "arguments": {"name": "x", "children": ', "}}\n</tool_call>"),
+    "glm45": (
+        "<tool_call>f\n<arg_key>name</arg_key>\n<arg_value>x</arg_value>\n<arg_key>children</arg_key>\n<arg_value>",
+        "</arg_value>\n</tool_call>",
+    ),
+    "pythonic": ('[f(name="x", children=', ")]"),
+}
+
+
+@pytest.mark.parametrize("kind", CALLS_OF_A_TREE)
+@pytest.mark.parametrize(
+    ("schema", "fine", "wrong"),
+    [
+        (TREE, '[{"name": "y", "children": [{"name": "z", "children": []}]}]', ["[[]]", '[{"name": 1']),
+        (
+            MUTUAL,
+            '[{"odd": {"even": {"odd": null}, "root": {"name": "z", "children": [{"odd": null}]}}}]',
+            ['[{"even"', '[{"odd": {"even": {"odd": null}, "root": [', "[[]]"],
+        ),
+    ],
+    ids=["itself", "each other"],
+)
+def test_arguments_whose_schema_recurs_are_held_to_it(
+    kind: str, schema: object, fine: str, wrong: Sequence[str], tmp_path: Path
+) -> None:
+    write_byte_model(tmp_path)
+    tokenizer, vocabulary = ModelTokenizer(tmp_path), load_vocabulary(tmp_path)
+    tool = Tool("f", "", json.dumps(schema))
+    constraint = constraint_for(
+        [tool], REQUIRED, parallel=False, kind=kind, reading=Reading(), token_id=lambda text: None
+    )
+    assert constraint
+    start = compile_grammar(grammar_of(constraint, vocabulary), vocabulary)
+    before, behind = CALLS_OF_A_TREE[kind]
+    matcher = start.deep_copy()
+    ids = tokenizer.encode(before + fine + behind)
+    assert matcher.try_consume_tokens(ids) == len(ids)
+    assert matcher.is_accepting()
+    for value in wrong:
+        ids = tokenizer.encode(before + value)
+        assert start.deep_copy().try_consume_tokens(ids) < len(ids), value
+
+
+@pytest.mark.parametrize("kind", CALL_FORMATS)
+def test_a_schema_that_recurs_can_be_forced_in_every_format(kind: str, tmp_path: Path) -> None:
+    write_byte_model(tmp_path)
+    vocabulary = load_vocabulary(tmp_path)
+    tools = [Tool("f", "", json.dumps(TREE)), Tool("g", "", json.dumps(MUTUAL))]
+    constraint = constraint_for(
+        tools, REQUIRED, parallel=True, kind=kind, reading=Reading(), token_id=lambda text: None
+    )
+    assert constraint
+    assert compile_grammar(grammar_of(constraint, vocabulary), vocabulary)
+
+
 def test_what_a_strict_tool_asks_that_the_format_cannot_enforce_is_refused() -> None:
     schema = json.dumps({"type": "object", "properties": {"a": {"type": "string", "pattern": "x+"}}})
     reading = Reading()

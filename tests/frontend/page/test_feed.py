@@ -8,9 +8,8 @@ import pytest
 from octavo.frontend.errors import Reason, Unavailable
 from octavo.frontend.page import live_view
 from octavo.frontend.page.live_view import snapshots, to_snapshot
+from octavo.testing.fakes.fake_admin import FakeAdmin
 from octavo.v1 import admin_pb2 as pb
-
-from .conftest import FakeAdmin
 
 
 def test_a_snapshot_has_the_load_the_blocks_and_the_requests() -> None:

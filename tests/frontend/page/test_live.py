@@ -15,10 +15,9 @@ from octavo.frontend.config import FrontendConfig
 from octavo.frontend.page.live_view import MAX_VIEWERS
 from octavo.frontend.server import FrontendServer
 from octavo.testbed.credentials import bearer, write_keys
+from octavo.testing.fakes.fake_admin import FakeAdmin
 from octavo.testing.fakes.fake_scheduler import FakeScheduler
 from octavo.testing.frontends import running_frontend
-
-from .conftest import FakeAdmin
 
 
 @pytest.fixture

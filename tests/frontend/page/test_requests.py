@@ -10,19 +10,18 @@ from urllib.parse import quote
 import httpx
 import pytest
 
+from octavo.frontend.api import explanations
+from octavo.frontend.api.explanations import Explainer
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.errors import NotFound, Overloaded
-from octavo.frontend.page import requests
-from octavo.frontend.page.requests import Explainer
 from octavo.frontend.request.request import Caller, GenerationRequest
 from octavo.frontend.scheduler.pool import Listing
 from octavo.frontend.server import FrontendServer
 from octavo.testbed.credentials import bearer, write_keys
+from octavo.testing.fakes.fake_admin import FakeAdmin
 from octavo.testing.fakes.fake_scheduler import FakeScheduler
 from octavo.testing.frontends import running_frontend
 from octavo.v1 import admin_pb2 as pb
-
-from .conftest import FakeAdmin
 
 Eventually = Callable[[Callable[[], Any]], Awaitable[Any]]
 
@@ -280,7 +279,7 @@ async def test_a_scheduler_that_is_not_there(config: FrontendConfig) -> None:
 async def test_one_question_at_a_time_and_few_of_one_tenant(
     admin: FakeAdmin, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requests, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(explanations, "_PAUSE_S", 0.0)
     admin.explanations["a"] = [explanation("a")]
     admin.may_explain.clear()
     explainer = Explainer(admin.address)
@@ -300,7 +299,7 @@ async def test_one_question_at_a_time_and_few_of_one_tenant(
 async def test_between_two_questions_the_scheduler_has_time_for_others(
     admin: FakeAdmin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requests, "_PAUSE_S", 0.2)
+    monkeypatch.setattr(explanations, "_PAUSE_S", 0.2)
     admin.explanations["a"] = [explanation("a")]
     explainer = Explainer(admin.address)
     for _ in range(2):

@@ -77,3 +77,5 @@ def test_what_promises_the_bits_of_wgmma_must_use_it() -> None:
     assert faults(promising, FINE, 86) == []
     [fault] = faults(promising, replace(FINE, matrix=""), 86)
     assert "does not use mma" in fault
+    [fault] = faults(promising, FINE, 100)
+    assert "does not use tcgen05" in fault

@@ -13,6 +13,7 @@ from torch import Tensor
 from octavo.kernels.backend import AttentionBackend, CacheShape, GroupBatch
 from octavo.kernels.triton import launch
 from octavo.kernels.triton.attention import TritonAttention, TritonStep
+from octavo.kernels.triton.work_list import WorkList, list_work
 from octavo.testing.depth import deep, deep_unless
 from octavo.testing.oracles.paged_batches import PagedBatch, on_a_gpu, random_paged_batch
 
@@ -92,6 +93,13 @@ def attend(batch: PagedBatch, step: TritonStep | None = None, *, exact: bool = F
     )
 
 
+def cut(patch: pytest.MonkeyPatch, splits: int, least_keys: int = 1) -> None:
+    """Has keys cut into up to so many splits, in decode of at least so many keys."""
+    for decides in ("num_splits", "num_decode_splits"):
+        patch.setattr(f"octavo.kernels.triton.attention.{decides}", lambda programs, keys, multiprocessors: splits)
+    patch.setattr("octavo.kernels.triton.attention.DECODE_SPLIT_KEYS", least_keys)
+
+
 def assert_attends_as_the_oracle(batch: PagedBatch, device: torch.device, **options: Any) -> None:
     tolerance = TOLERANCE[batch.query.dtype]
     attended = attend(on_a_gpu(batch, device), **options)
@@ -149,7 +157,7 @@ def test_equals_the_reference_on_any_batch(
 def test_padding_attends_to_nothing_and_leaves_the_others_alone(
     exact: bool, splits: int, monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:
-    monkeypatch.setattr("octavo.kernels.triton.attention.num_splits", lambda programs, keys, multiprocessors: splits)
+    cut(monkeypatch, splits)
     monkeypatch.setattr("octavo.kernels.triton.attention.EXACT_SPLIT_KEYS", 48 // splits)
     batch = on_a_gpu(random_batch(lengths=[(1, 40), (1, 33), (1, 7)], sinks=True), device)
     alone, step = attend(batch, exact=exact), step_of(batch)
@@ -216,16 +224,67 @@ def test_splits_add_up(
 ) -> None:
     batch = random_batch(lengths=sorted(lengths), window=window, sinks=True, kv_heads=1, seed=seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("octavo.kernels.triton.attention.num_splits", lambda programs, keys, multiprocessors: splits)
+        cut(patch, splits)
         patch.setattr("octavo.kernels.triton.tiles._DECODE_TILE_BYTES", 1)
         assert_attends_as_the_oracle(batch, device)
+
+
+RAGGED_DECODES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "window": {"window": 41},
+    "sinks, soft cap and alibi": {"sinks": True, "softcap": 2.0, "alibi": True},
+    "fp8": {"cache_dtype": torch.float8_e4m3fn, "sinks": True},
+}
+
+
+@pytest.mark.parametrize("case", RAGGED_DECODES)
+def test_a_decode_has_the_same_bits_alone_and_in_a_ragged_batch(
+    case: str, monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    """Its keys are split as they would be if it were alone."""
+    options = dict(RAGGED_DECODES[case])
+    cache_dtype = options.pop("cache_dtype", None)
+    cut(monkeypatch, 4, least_keys=32)
+    # One piece, two, four of two tiles and less; and a whole batch of short ones beside a long one.
+    batch = random_batch(lengths=[(1, 12), (1, 70), (1, 120), (1, 63), (1, 1)], kv_heads=1, **options)
+    placed = on_a_gpu(batch, device, cache_dtype)
+    together = attend(placed)
+    if cache_dtype is None:
+        torch.testing.assert_close(together.cpu(), batch.attended(), atol=2e-5, rtol=2e-5)
+    for row in (1, 2, 3):
+        alone = replace(
+            placed,
+            query=placed.query[row : row + 1],
+            block_tables=placed.block_tables[row : row + 1],
+            context_lens=placed.context_lens[row : row + 1],
+            query_lens=[1],
+        )
+        assert torch.equal(attend(alone), together[row : row + 1])
+
+
+def test_the_first_layer_of_a_step_lists_its_work(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+    """Each layer leaves the list as it was, with nothing taken."""
+    made = []
+
+    def keep(*arguments: Any) -> WorkList:
+        made.append(list_work(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(launch, "list_work", keep)
+    cut(monkeypatch, 3, least_keys=16)
+    batch = on_a_gpu(random_batch(lengths=[(1, 60), (1, 20)], kv_heads=1), device)
+    step = step_of(batch)
+    assert torch.equal(attend(batch, step), attend(batch, step))
+    assert [work.counts.tolist() for work in made] == [[3, 0]]
+    attend(batch, replace(step, max_context_len=61))
+    assert len(made) == 2
 
 
 def test_work_whose_splits_need_too_much_room_is_cut_into_launches(
     monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:
     batch = random_batch(lengths=[(1, 40), (1, 20), (1, 1), (9, 20), (20, 35)], kv_heads=1)
-    monkeypatch.setattr("octavo.kernels.triton.attention.num_splits", lambda programs, keys, multiprocessors: 2)
+    cut(monkeypatch, 2)
     placed = on_a_gpu(batch, device)
     whole = attend(placed)
     monkeypatch.setattr(launch, "_SCRATCH_BYTES", 1)

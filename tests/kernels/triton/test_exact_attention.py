@@ -105,10 +105,10 @@ def test_a_larger_bound_of_contexts_leaves_the_bits_alone(sequences: Sequences) 
 def test_however_few_programs_share_the_splits_the_bits_are_those(
     programs: int, sequences: Sequences, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A graph that was captured for a long context has too many splits for a program each."""
+    """A graph has as many programs whatever there is to do."""
     monkeypatch.setattr("octavo.kernels.triton.attention.EXACT_SPLIT_KEYS", 16)
     each = sequences.attend((1, 33, 34), (0, 34, 37), max_context_len=6 * SPLIT)
-    monkeypatch.setattr("octavo.kernels.triton.attention.programs_of_splits", lambda *_: programs)
+    monkeypatch.setattr("octavo.kernels.triton.launch.listed_programs", lambda *_: programs)
     shared = sequences.attend((1, 33, 34), (0, 34, 37), max_context_len=6 * SPLIT)
     assert all(map(torch.equal, shared, each))
 

@@ -9,9 +9,10 @@ from octavo.kernels.triton.tiles import (
     decode_tiles,
     exact_tiles,
     fitted,
+    listed_programs,
+    num_decode_splits,
     num_splits,
     prefill_tiles,
-    programs_of_splits,
     shared_bytes,
 )
 
@@ -42,14 +43,14 @@ def test_more_multiprocessors_ask_for_more_splits() -> None:
     assert [num_splits(8, 40960, count) for count in (16, 64, 132)] == [4, 16, 33]
 
 
-def test_splits_that_lie_still_take_no_more_programs_than_a_gpu_has_use_for() -> None:
-    """At 131,072 tokens there are 64 of them, most without a key."""
-    assert programs_of_splits(1 * 8, 64, H200) == 64
-    assert programs_of_splits(16 * 8, 64, H200) == 9
-    assert programs_of_splits(256 * 8, 64, H200) == 1
-    assert programs_of_splits(8, 1, H200) == programs_of_splits(0, 1, H200) == 1
-    for sequences in range(1, 513):
-        assert sequences * 8 * programs_of_splits(sequences * 8, 64, H200) <= max(sequences * 8, 16 * H200)
+def test_a_decode_is_split_as_if_it_were_alone() -> None:
+    """With 8 KV heads, until two pieces are there for each multiprocessor."""
+    assert [num_decode_splits(8, keys, H200) for keys in (0, 1023, 1024, 8192, 40960, 131072)] == [1, 1, 2, 16, 33, 33]
+    assert num_decode_splits(1, 131072, H200) == 128
+
+
+def test_a_list_is_shared_by_no_more_programs_than_a_gpu_has_use_for() -> None:
+    assert [listed_programs(pieces, H200) for pieces in (0, 1, 100, 131072)] == [1, 1, 100, 4 * H200]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -65,7 +66,7 @@ def test_tiles_hold_a_token_of_every_group(head_dim: int, group: int, dtype: tor
 
 
 @pytest.mark.parametrize("cache", [torch.bfloat16, torch.float8_e4m3fn])
-@pytest.mark.parametrize("capability", [80, 86, 89, 90, 120])
+@pytest.mark.parametrize("capability", [80, 86, 89, 90, 100, 120])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("group", [1, 4, 8])
 def test_tiles_fit_the_shared_memory_that_there_is(
@@ -77,7 +78,7 @@ def test_tiles_fit_the_shared_memory_that_there_is(
         found = fitted(tiles, group, head_dim, bf16, cache, limit)
         assert shared_bytes(found, head_dim, bf16, cache) <= limit
         assert group <= found.rows
-        if capability == 90:
+        if capability in (90, 100):
             assert found == tiles
     # In exact mode rows and keys are of the model alone; how many are on their way changes no bit.
     found = fitted(exact, group, head_dim, bf16, cache, limit, keeps_rows=True)

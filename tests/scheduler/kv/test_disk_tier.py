@@ -169,6 +169,27 @@ def test_two_that_begin_alike_wait_for_one_read(make_cluster: MakeCluster) -> No
     assert cached_tokens(cluster)["one"] == cached_tokens(cluster)["two"] == 14
 
 
+def test_what_is_here_already_stays_while_the_rest_is_waited_for(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(watermark=0.0, max_steps_in_flight=1)
+    cluster.join(num_blocks=20, block_size=2, num_cpu_blocks=4, disk=FakeDisk())
+    # What takes blocks later, and asks the disk for nothing.
+    later, running = make_request("later", 12, 3), make_request("running", 1, 22)
+    for request in (OLD, later):
+        cluster.submit(request)
+        finish(cluster, request)
+    # It begins with the blocks that were used first, and asks the disk in vain for what comes behind these.
+    prompt = [*OLD.prompt_token_ids, *range(1, 7)]
+    longer = msgspec.structs.replace(again(OLD, "longer"), prompt_token_ids=prompt)
+    cluster.disks_answer = False
+    cluster.submit(running, longer)
+    while not cluster.finished.get("running"):
+        cluster.step()
+    assert not cluster.tokens["longer"]
+    cluster.disks_answer = True
+    finish(cluster, longer, running)
+    assert cached_tokens(cluster)["longer"] == 16
+
+
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_a_failed_step_reads_nothing_and_its_reader_goes_on_without(make_cluster: MakeCluster, in_flight: int) -> None:
     disk = FakeDisk()

@@ -20,13 +20,14 @@ from octavo.scheduler.core.admission import start_obstacle
 from octavo.scheduler.core.sequence import CacheUse, PrefixGroup, RequestGroup, Sequence, SequenceGroup, SequenceStatus
 from octavo.scheduler.kv.manager import KVCacheManager
 from octavo.scheduler.kv.memory import Growth
+from octavo.scheduler.kv.prefix_cache import first_visible
 from octavo.wire import history
 from octavo.wire.base import NULL_BLOCK
 from octavo.wire.requests import CacheKey
 from octavo.wire.steps import BlockMoves
 from octavo.worker.step.plan_checks import check_moves
 
-from ..shadow_memory import ShadowMemory, Share, Step
+from ..shadow_memory import Check, ShadowMemory, Share, Step
 from ..views import group_of
 
 _FEW_EXAMPLES = 40
@@ -43,10 +44,15 @@ _ACTIONS = [
     ("swap in", "chunk"),
     ("swap in", "decode"),
     ("decode", "swap in"),
+    ("draft", "decode"),
+    ("draft", "draft", "chunk"),
+    ("start", "draft"),
 ]
 _PROMPTS = [tuple(number >> bit & 1 for bit in range(length)) for length in range(1, 9) for number in (0, 0b10010110)]
 _CONTINUATIONS = [((),), ((),), ((1,), (0,)), ((), (0,)), ((0, 1, 1), (0, 1, 0), (1,)), ((0, 0, 0, 0), (0, 0))]
 _KEYS = [CacheKey(), CacheKey(), CacheKey(salt="salt"), CacheKey(salt="other", salted_from=3)]
+# How many tokens are guessed, and how many of these rightly.
+_GUESSES = [(1, 0), (1, 1), (2, 1), (3, 3), (5, 0), (5, 2), (5, 5)]
 _WINDOWS = [(0,), (0,), (0, 4), (3, 5)]
 
 
@@ -74,7 +80,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         num_cpu_blocks: int,
         cpu_tier: bool,
     ) -> None:
-        self.size = block_size
+        self.size, self.windows = block_size, windows
         self.kv = KVCacheManager(
             num_blocks * len(windows),
             block_size,
@@ -118,6 +124,8 @@ class BlockManagerMachine(RuleBasedStateMachine):
             match action:
                 case "decode":
                     self._decode(data, step)
+                case "draft":
+                    self._draft(data, step)
                 case "chunk":
                     self._chunk(data, step)
                 case "start":
@@ -160,26 +168,77 @@ class BlockManagerMachine(RuleBasedStateMachine):
             if self.kv.num_missing([sequence]) <= self.kv.num_free:
                 self._compute(data, step, sequence, data.draw(st.integers(1, sequence.num_uncomputed)))
 
+    def _draft(self, data: st.DataObject, step: Step) -> None:
+        """The last known token of a sequence with guesses of what follows: each has a slot, and those that are wrong
+        give it back with the answer."""
+        able = [
+            sequence
+            for sequence in self._computable(step)
+            if sequence.num_uncomputed == 1 and not sequence.placement.num_in_flight
+            if isinstance(self._group(sequence), RequestGroup) and self._is_ready(self._group(sequence))
+        ]
+        if not able:
+            return
+        self._check(data, step, data.draw(st.sampled_from(able)), *data.draw(st.sampled_from(_GUESSES)))
+
+    def _check(self, data: st.DataObject, step: Step, sequence: Sequence, num_guesses: int, num_right: int) -> None:
+        missing, free = self.kv.num_missing([sequence], 1 + num_guesses), self.kv.num_free
+        if missing > free:
+            return
+        right = [(sequence.num_known + at + sequence.index) // 2 % 2 for at in range(num_guesses + 1)]
+        guesses = right[:num_right] + [1 - token_id for token_id in right[num_right:num_guesses]]
+        self.memory.tokens[sequence] += guesses
+        sequence.placement.num_in_flight += 1
+        self._compute(data, step, sequence, 1, num_guesses)
+        assert free - self.kv.num_free == missing
+        step.checks.append(Check(sequence, num_guesses, right[: num_right + 1]))
+
+    @rule(data=st.data(), count=st.integers(1, 5))
+    def repeat(self, data: st.DataObject, count: int) -> None:
+        """One comes to say what another has said, and guesses it rightly: their blocks hold the same."""
+        while self.outstanding:
+            self._answer(data)
+        others = [group.sequences[0] for group in self.running if isinstance(group, RequestGroup)]
+        if not others:
+            return
+        other = data.draw(st.sampled_from(others))
+        step = self._new_step()
+        group = self._begin(step, other.prompt_token_ids, key=other.cache_key)
+        ready = group is not None and group.sequences[0].placement.is_ready
+        if group is not None and ready and self.kv.num_missing(group.sequences) <= self.kv.num_free:
+            self._compute(data, step, group.sequences[0], group.sequences[0].num_uncomputed)
+        self._send(step)
+        while self.outstanding:
+            self._answer(data)
+        if group in self.running and group is not None and group.sequences[0].num_uncomputed == 1:
+            step = self._new_step()
+            self._check(data, step, group.sequences[0], count, count)
+            self._send(step)
+
     def _computable(self, step: Step) -> list[Sequence]:
-        # Of a prefix nothing is wanted but its prompt.
+        # Of a prefix nothing is wanted but its prompt; with a draft it is open how much is computed.
+        checked = [check.sequence for each in self.outstanding for check in each.checks]
         return [
             sequence
             for group in self.running
             for sequence in group.sequences
             if sequence.placement.is_ready and sequence.num_uncomputed and sequence not in step.sequences
+            if sequence not in checked
             if not (isinstance(group, PrefixGroup) and sequence.placement.num_in_flight)
         ]
 
-    def _compute(self, data: st.DataObject, step: Step, sequence: Sequence, num_tokens: int) -> None:
-        before, growth = self._tables(sequence), self.kv.extend(sequence) or Growth()
+    def _compute(
+        self, data: st.DataObject, step: Step, sequence: Sequence, num_tokens: int, num_guesses: int = 0
+    ) -> None:
+        before, growth = self._tables(sequence), self.kv.extend(sequence, 1 + num_guesses) or Growth()
         tables, start = self._tables(sequence), sequence.placement.num_computed
         assert _grown(before, growth) == tables
         step.copies += growth.copies
         sequence.placement.num_computed += num_tokens
         sequence.placement.last_step_id = step.step_id
-        step.shares.append(Share(sequence, tables, start, sequence.placement.num_computed))
+        step.shares.append(Share(sequence, tables, start, sequence.placement.num_computed + num_guesses))
         self.last_step_ids[self._group(sequence)] = step.step_id
-        if not sequence.num_uncomputed:
+        if not (sequence.num_uncomputed or num_guesses):
             self._choose(data, step, sequence)
         self._index(sequence)
         self.kv.slide(sequence, step.step_id)
@@ -292,6 +351,9 @@ class BlockManagerMachine(RuleBasedStateMachine):
     def _answer(self, data: st.DataObject) -> None:
         step = self.outstanding.popleft()
         self.kv.step_answered(step.step_id, valid=True)
+        for check in step.checks:
+            if self.kv.holds(check.sequence):
+                self._confirm(check)
         for sequence, token_id in step.sampled:
             if not self.kv.holds(sequence):
                 continue
@@ -304,6 +366,24 @@ class BlockManagerMachine(RuleBasedStateMachine):
             else:
                 self._append(sequence, token_id)
                 self._end(sequence)
+
+    def _confirm(self, check: Check) -> None:
+        """What was right counts as computed, and its blocks as full; what was not gives back its own."""
+        sequence, free = check.sequence, self.kv.num_free
+        sequence.placement.num_in_flight -= 1
+        for token_id in check.token_ids:
+            sequence.append(token_id)
+        self.memory.tokens[sequence] = sequence.known_tokens(0, sequence.num_known)
+        sequence.placement.num_computed += len(check.token_ids) - 1
+        before, remaps = self._tables(sequence), self.kv.confirm(sequence)
+        num_used = -(-sequence.placement.num_computed // self.size)
+        left = _grown([blocks[:num_used] for blocks in before], Growth(remaps=remaps))
+        for window, blocks, now in zip(self.windows, left, self._tables(sequence), strict=True):
+            # Windows pass blocks with the answer.
+            first = first_visible(window, sequence.placement.num_computed, self.size)
+            assert now == [NULL_BLOCK] * min(first, len(now)) + blocks[first:]
+        assert self.kv.num_free >= free
+        self._end(sequence)
 
     def _append(self, sequence: Sequence, token_id: int) -> None:
         sequence.append(token_id)
@@ -400,6 +480,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         gone = [sequence for group in groups for sequence in group.sequences]
         for step in (first, second):
             step.sampled = [each for each in step.sampled if each[0] not in gone]
+            step.checks = [check for check in step.checks if check.sequence not in gone]
             self._answer(data)
         for sequence in gone:
             self._free(sequence)

@@ -101,6 +101,53 @@ def test_a_gpu_says_with_drafts_what_the_cpu_says_without(
     assert 0 < drafted.num_accepted < drafted.num_drafted
 
 
+def test_short_drafts_are_computed_as_further_decodes_of_a_captured_step(
+    plain: ModelRunner, runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one sequence and of two; what is longer, or does not fit, is computed as other steps are."""
+    params = sampling(max_tokens=40, logprobs=1)
+    asked = [Asked([3, 1, 4, 1, 5], params), Asked([2, 7], params)]
+    right = {place: answer.token_ids for place, answer in DraftedRun(plain, asked, Random(0)).run().items()}
+    assert isinstance(runner.executor, GpuExecutor)
+    graphs, sizes = runner.executor._graphs, list[int]()
+    replay = graphs.replay
+
+    def counted(size: int) -> Any:
+        sizes.append(size)
+        return replay(size)
+
+    monkeypatch.setattr(graphs, "replay", counted)
+    sequences = new_sequences(runner, [each.prompt for each in asked], 40, params)
+    told: list[list[int]] = [[], []]
+
+    def step(*lengths: int) -> list[int]:
+        """Checks so many guesses of each, of which the last is wrong; returns the sizes that were replayed."""
+        sizes.clear()
+        items = []
+        for number, (sequence, length) in enumerate(zip(sequences, lengths, strict=False)):
+            start, said = sequence.num_computed, len(told[number])
+            draft = [*right[number, 0][said : said + length - 1], 7][: length and length]
+            known = len(sequence.token_ids) - start
+            items.append(WorkItem(sequence, start, known + len(draft), (sequence,), draft))
+        output = runner.execute(NO_MOVES, items)
+        further = {each.sequence_id: each.token_ids for each in output.further}
+        for number, sampled in enumerate(output.sampled):
+            sequence = sequences[number]
+            sequence.num_computed = len(sequence.token_ids) + len(further.get(sequence.sequence_id, []))
+            chosen = [sampled.token_id, *further.get(sequence.sequence_id, [])]
+            sequence.token_ids += chosen
+            told[number] += chosen
+        return list(sizes)
+
+    assert step(0, 0) == []
+    assert step(3, 2) == [8]
+    assert step(4, 5) == []
+    assert step(8) == []
+    assert step(7) == [8]
+    assert told == [right[0, 0][: len(told[0])], right[1, 0][: len(told[1])]]
+    assert len(told[0]) > 20
+
+
 def test_what_was_sent_of_a_block_table_is_sent_anew_where_a_draft_has_left_it(
     plain: ModelRunner, runner: ModelRunner
 ) -> None:

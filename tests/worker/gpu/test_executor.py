@@ -14,6 +14,7 @@ import torch
 from transformers import LlamaConfig, Qwen3Config
 
 from octavo.testbed.models import (
+    GREEDY,
     NO_MOVES,
     drop_passed_blocks,
     finish,
@@ -30,8 +31,8 @@ from octavo.testing.gpu_runner import gpu_runner
 from octavo.wire.sampling import BeamSearch, EarlyStopping, SamplingParams
 from octavo.wire.steps import BlockMove, BlockMoves, FailureReason
 from octavo.worker.gpu.executor import GpuExecutor, halves
-from octavo.worker.runner import DeviceLostError, StepOutput
-from octavo.worker.sampling.logprobs import prompt_logprobs
+from octavo.worker.gpu.logprobs import launch_prompt_logprobs
+from octavo.worker.runner import DeviceLostError, LaunchedStep, StepOutput
 from octavo.worker.sequences import PENDING_TOKEN, WorkerSequence, WorkItem
 from octavo.worker.step.model_runner import ModelRunner
 
@@ -97,9 +98,9 @@ def test_chunks_beside_decodes_give_the_tokens_of_the_cpu(plain: ModelRunner, ru
     assert finish(runner, sequences, NUM_TOKENS) == expected
 
 
-def generated_ahead(runner: ModelRunner) -> list[list[int]]:
+def generated_ahead(runner: ModelRunner, sampling: SamplingParams = GREEDY) -> list[list[int]]:
     """What `generate` gives, with all steps launched before the first one is answered."""
-    sequences = new_sequences(runner, PROMPTS, NUM_TOKENS)
+    sequences = new_sequences(runner, PROMPTS, NUM_TOKENS, sampling)
     launched = []
     for _ in range(NUM_TOKENS):
         items = [next_item(each, len(each.token_ids) - each.num_computed) for each in sequences]
@@ -118,6 +119,36 @@ def test_the_next_step_is_launched_with_tokens_that_only_the_device_knows(
     assert generated_ahead(runner) == generate(plain, PROMPTS, NUM_TOKENS)
 
 
+def test_penalties_count_tokens_that_only_the_device_knows(plain: ModelRunner, runner: ModelRunner) -> None:
+    """In two steps under way, of which the first has not been read."""
+    penalised = SamplingParams(max_tokens=9, repetition_penalty=5.0, frequency_penalty=2.0)
+    expected = generate(plain, PROMPTS, NUM_TOKENS, sampling=penalised)
+    assert expected != generate(plain, PROMPTS, NUM_TOKENS)
+    sequences = new_sequences(runner, PROMPTS, NUM_TOKENS, penalised)
+    found: list[list[int]] = []
+    launched = None
+    for _ in range(NUM_TOKENS):
+        items = [next_item(each, len(each.token_ids) - each.num_computed) for each in sequences]
+        before, launched = launched, runner.launch(NO_MOVES, items)
+        if before is not None:
+            found.append(known(before, sequences))
+        for each in sequences:
+            each.num_computed = len(each.token_ids)
+            each.token_ids.append(PENDING_TOKEN)
+            drop_passed_blocks(runner, each)
+    assert launched is not None
+    found.append(known(launched, sequences))
+    assert [list(tokens) for tokens in zip(*found, strict=True)] == expected
+
+
+def known(step: LaunchedStep, sequences: list[WorkerSequence]) -> list[int]:
+    """What a step has sampled, which stands where it was pending from now on."""
+    tokens = [each.token_id for each in step.output().sampled]
+    for sequence, token in zip(sequences, tokens, strict=True):
+        sequence.token_ids[-1] = token
+    return tokens
+
+
 def test_a_step_that_runs_out_of_memory_late_reads_the_same_tokens_again(
     plain: ModelRunner, runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,9 +158,9 @@ def test_a_step_that_runs_out_of_memory_late_reads_the_same_tokens_again(
         # Each step fails once; then it is computed in two.
         if next(calls) % 3 == 0:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return prompt_logprobs(*arguments)
+        return launch_prompt_logprobs(*arguments)
 
-    monkeypatch.setattr("octavo.worker.gpu.executor.prompt_logprobs", scarce)
+    monkeypatch.setattr("octavo.worker.gpu.executor.launch_prompt_logprobs", scarce)
     assert generated_ahead(runner) == generate(plain, PROMPTS, NUM_TOKENS)
     assert next(calls) == 3 * NUM_TOKENS
 

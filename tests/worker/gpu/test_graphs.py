@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from octavo.worker.gpu.graphs import DecodeGraphs, Outputs, graph_sizes
+from octavo.worker.gpu.graphs import CapturePlace, Outputs, StepGraphs, chunk_sizes, graph_sizes
 
 
 @pytest.mark.parametrize("largest", [1, 2, 3, 7, 8, 100, 256, 1000])
@@ -20,6 +20,25 @@ def test_every_batch_up_to_the_largest_has_a_size_not_much_larger(largest: int) 
         assert padded - batch < max(8, batch / 4)
 
 
+@pytest.mark.parametrize("largest", [1, 32, 100, 768])
+def test_every_number_of_tokens_has_a_size_that_is_not_much_larger(largest: int) -> None:
+    sizes = chunk_sizes(largest)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == largest
+    for tokens in range(1, largest + 1):
+        padded = next(size for size in sizes if size >= tokens)
+        assert padded - tokens < max(64, tokens / 4)
+    assert chunk_sizes(0) == []
+
+
+def test_all_kinds_of_steps_are_captured_on_one_stream_in_one_pool(cuda: "_FakeCuda") -> None:
+    place = CapturePlace(torch.device("cpu"))
+    for outputs in (1, 2):
+        StepGraphs(lambda size, n=outputs: (torch.ones(size, 2),) * n, [1, 4], place, captured=True).capture_all()  # type: ignore[misc]
+    assert len(cuda.made) == 1
+    assert cuda.pools == [None, "pool", "pool", "pool"]
+
+
 def test_a_batch_is_computed_at_the_next_size() -> None:
     computed: list[int] = []
 
@@ -27,7 +46,7 @@ def test_a_batch_is_computed_at_the_next_size() -> None:
         computed.append(size)
         return torch.zeros(size, 2), torch.zeros(size, 3)
 
-    graphs = DecodeGraphs(compute, 20, torch.device("cpu"), captured=False)
+    graphs = StepGraphs(compute, graph_sizes(20), CapturePlace(torch.device("cpu")), captured=False)
     graphs.capture_all()
     assert computed == []
     assert [graphs.padded(batch) for batch in (1, 3, 5, 16, 17, 20)] == [1, 4, 8, 16, 20, 20]
@@ -43,6 +62,7 @@ class _FakeCuda:
         self.current: object = self.Stream("default")
         self.made: list[object] = []
         self.used: list[object] = []
+        self.pools: list[object] = []
         for name in ("get_sync_debug_mode", "set_sync_debug_mode", "current_stream", "set_stream", "stream", "graph"):
             patch.setattr(torch.cuda, name, getattr(self, name))
         patch.setattr(torch.cuda, "Stream", self.new_stream)
@@ -92,6 +112,7 @@ class _FakeCuda:
     @contextmanager
     def graph(self, graph: object, pool: object = None, stream: object = None) -> Iterator[None]:
         """One that cannot be ended leaves its stream current; an empty one is warned of."""
+        self.pools.append(pool)
         self.current = stream or self.new_stream("another")
         self.used.append(self.current)
         before = self.current
@@ -117,7 +138,7 @@ def test_a_warning_of_torch_is_no_error_and_no_mode_stays(cuda: _FakeCuda) -> No
         return torch.ones(size, 2), torch.ones(size, 3)
 
     default = cuda.current
-    DecodeGraphs(compute, 2, torch.device("cpu"), captured=True).capture_all()
+    StepGraphs(compute, graph_sizes(2), CapturePlace(torch.device("cpu")), captured=True).capture_all()
     # Each size is computed once to warm up, and once more where waiting is refused.
     assert modes == [0, 2, 0, 2]
     assert (cuda.mode, cuda.current) == (0, default)
@@ -132,14 +153,17 @@ def test_a_capture_that_fails_leaves_the_stream_and_the_mode_as_they_were(cuda: 
         return torch.ones(size, 2), torch.ones(size, 3)
 
     with pytest.raises(RuntimeError, match="synchronizing"):
-        DecodeGraphs(compute, 2, torch.device("cpu"), captured=True).capture_all()
+        StepGraphs(compute, graph_sizes(2), CapturePlace(torch.device("cpu")), captured=True).capture_all()
     assert (cuda.mode, cuda.current) == (0, default)
 
 
 def test_all_sizes_are_captured_on_one_stream(cuda: _FakeCuda) -> None:
     """Libraries keep some 32 MiB for every stream that they have seen."""
-    graphs = DecodeGraphs(
-        lambda size: (torch.ones(size, 2), torch.ones(size, 3)), 8, torch.device("cpu"), captured=True
+    graphs = StepGraphs(
+        lambda size: (torch.ones(size, 2), torch.ones(size, 3)),
+        graph_sizes(8),
+        CapturePlace(torch.device("cpu")),
+        captured=True,
     )
     graphs.capture_all()
     graphs.drop()
@@ -156,7 +180,9 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 def test_a_captured_size_computes_with_what_its_buffers_hold_when_it_is_replayed() -> None:
     device = torch.device("cuda")
     inputs = torch.arange(8.0, device=device)[:, None]
-    graphs = DecodeGraphs(lambda size: (inputs[:size] * 2, inputs[:size] + 1), 8, device, captured=True)
+    graphs = StepGraphs(
+        lambda size: (inputs[:size] * 2, inputs[:size] + 1), graph_sizes(8), CapturePlace(device), captured=True
+    )
     graphs.capture_all()
     inputs += 10
     for size in (8, 1, 4):
@@ -170,7 +196,9 @@ def test_a_captured_size_computes_with_what_its_buffers_hold_when_it_is_replayed
 def test_what_was_dropped_is_captured_anew_when_it_is_wanted() -> None:
     device = torch.device("cuda")
     inputs, weight = torch.randn(8, 64, device=device), torch.randn(64, 64, device=device)
-    graphs = DecodeGraphs(lambda size: (inputs[:size] @ weight, inputs[:size] + 1), 8, device, captured=True)
+    graphs = StepGraphs(
+        lambda size: (inputs[:size] @ weight, inputs[:size] + 1), graph_sizes(8), CapturePlace(device), captured=True
+    )
     graphs.capture_all()
     graphs.drop()
     for size in (2, 8):
@@ -189,10 +217,12 @@ def test_what_waits_for_the_device_is_refused_and_leaves_torch_as_it_was() -> No
         return inputs[:size] * largest, inputs[:size]
 
     with pytest.raises(RuntimeError, match="synchroniz"):
-        DecodeGraphs(compute, 8, device, captured=True).capture_all()
+        StepGraphs(compute, graph_sizes(8), CapturePlace(device), captured=True).capture_all()
     assert torch.cuda.current_stream() == stream
     assert torch.cuda.get_sync_debug_mode() == 0
     assert torch.randn(8, device=device).isfinite().all()
-    graphs = DecodeGraphs(lambda size: (inputs[:size] * 2, inputs[:size]), 8, device, captured=True)
+    graphs = StepGraphs(
+        lambda size: (inputs[:size] * 2, inputs[:size]), graph_sizes(8), CapturePlace(device), captured=True
+    )
     graphs.capture_all()
     torch.testing.assert_close(graphs.replay(4)[0], inputs[:4] * 2)

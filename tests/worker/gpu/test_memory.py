@@ -11,6 +11,7 @@ from transformers import LlamaConfig
 from octavo.testbed.models import write_tiny_model
 from octavo.testing.gpu_runner import gpu_runner
 from octavo.worker.gpu import memory
+from octavo.worker.gpu.chunk_inputs import MOST_CHUNKS
 from octavo.worker.gpu.memory import memory_for_blocks, profile_prompts
 from octavo.worker.model_settings import ModelSettings
 from octavo.worker.step.kv_cache import KVCacheError
@@ -51,9 +52,11 @@ SETTINGS = ModelSettings(gpu_memory_utilization=0.9, max_num_batched_tokens=40, 
 
 def table_bytes(max_num_seqs: int, graph_batch: int) -> int:
     """32 positions are two blocks of 16 in the one KV group: a row of 4 bytes each, and the last token's 8."""
-    rows = (max_num_seqs + 1) * (2 * 4 + 8)
+    rows = (2 * max_num_seqs + 1) * (2 * 4 + 8)
     # Ids, positions and slots are of 8 bytes, rows and contexts of 4; numbers from 0 on of both.
-    return rows + graph_batch * (3 * 8 + 2 * 4) + (graph_batch + 1) * 12
+    decodes = graph_batch * (3 * 8 + 2 * 4) + (graph_batch + 1) * 12
+    # Four numbers and one more of each sequence.
+    return rows + decodes + SETTINGS.graph_tokens * 3 * 8 + (4 * (graph_batch + MOST_CHUNKS) + 1) * 4
 
 
 def left(runner: ModelRunner, settings: ModelSettings = SETTINGS) -> int:
@@ -74,7 +77,7 @@ def test_tables_of_many_sequences_take_from_what_blocks_get(
 ) -> None:
     _FakeGpu(monkeypatch, free_gib=70, step_gib=5)
     more = left(runner) - left(runner, replace(SETTINGS, max_num_seqs=4096))
-    assert more == table_bytes(4096, 4) - table_bytes(256, 4) == 3840 * (4 * 2 + 8)
+    assert more == table_bytes(4096, 4) - table_bytes(256, 4) == 2 * 3840 * (4 * 2 + 8)
 
 
 def test_no_room_is_refused_with_what_to_do(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:

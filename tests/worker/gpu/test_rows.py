@@ -7,13 +7,20 @@ import torch
 
 from octavo.testing.oracles.worker_plans import sampling
 from octavo.worker.gpu.inputs import SequenceRows
-from octavo.worker.sequences import WorkerSequence
+from octavo.worker.sequences import PENDING_TOKEN, WorkerSequence
 
 CPU = torch.device("cpu")
 
 
 def sequence(sequence_id: int, *tables: list[int]) -> WorkerSequence:
     return WorkerSequence(sequence_id, 0, sampling(), 1, [5], 0, [list(table) for table in tables])
+
+
+def pending(sequence_id: int, *tables: list[int]) -> WorkerSequence:
+    """One whose next token only the device knows."""
+    each = sequence(sequence_id, *tables)
+    each.token_ids.append(PENDING_TOKEN)
+    return each
 
 
 def table_of(rows: SequenceRows, each: WorkerSequence, group: int = 0) -> list[int]:
@@ -84,16 +91,35 @@ def test_one_that_was_forgotten_and_comes_back_is_told_wholly() -> None:
 def test_as_many_as_there_is_room_for_from_the_start_lose_no_graphs(caplog: pytest.LogCaptureFixture) -> None:
     rows = SequenceRows(1, 2, CPU, capacity=5)
     for each in range(4):
-        rows.row_of(sequence(each, [each]))
+        rows.row_of(pending(each, [each]))
     assert (rows.generation, caplog.text) == (0, "")
-    rows.row_of(sequence(4, [4]))
+    rows.row_of(pending(4, [4]))
     assert rows.generation == 1
-    assert "more than 4 sequences at once" in caplog.text
+    assert "more than 4 sequences in two steps" in caplog.text
+
+
+def test_a_sequence_that_rests_gives_its_row_to_one_that_runs_and_is_told_anew() -> None:
+    """Those of the step keep theirs, and so does one with a token that only the device knows."""
+    rows = SequenceRows(1, 4, CPU, capacity=4)
+    resting, running, unknown = sequence(1, [7, 8]), sequence(2, [3]), pending(3, [4])
+    rows.assign([unknown, running, resting])
+    rows.send_tables([unknown, running, resting])
+    freed, kept = rows.row_of(resting), [rows.row_of(unknown), rows.row_of(running)]
+    new = sequence(4, [5])
+    rows.assign([running, new])
+    rows.send_tables([running, new])
+    assert rows.row_of(new) == freed
+    assert [rows.row_of(unknown), rows.row_of(running)] == kept
+    rows.assign([resting])
+    rows.send_tables([resting])
+    assert table_of(rows, resting) == [7, 8]
+    assert table_of(rows, unknown) == [4]
+    assert rows.generation == 0
 
 
 def test_more_rows_are_had_when_they_run_out_and_nothing_is_lost() -> None:
     rows = SequenceRows(1, 2, CPU, capacity=2)
-    everybody = [sequence(each, [each, each + 50]) for each in range(9)]
+    everybody = [pending(each, [each, each + 50]) for each in range(9)]
     for place, each in enumerate(everybody):
         rows.row_of(each)
         rows.send_tables([each])
@@ -129,8 +155,7 @@ def test_tables_are_right_after_any_history() -> None:
                         table.append(draw.randrange(90))
             case _:
                 chosen = [each for each in alive.values() if draw.random() < 0.5]
-                for each in chosen:
-                    rows.row_of(each)
+                rows.assign(chosen)
                 rows.send_tables(chosen)
                 for each in chosen:
                     assert [table_of(rows, each, group) for group in range(2)] == each.block_tables

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from octavo.testing.small.packed import KINDS, compressed
+from octavo.testing.small.packed import KINDS, compressed, float8_compressed
 from octavo.worker.loading.load_format import open_weights
 from octavo.worker.loading.quantization_config import Packing, Scheme, read_scheme
 from octavo.worker.loading.weights import WeightsError
@@ -29,7 +29,7 @@ def changed(config: dict[str, Any], **group: Any) -> dict[str, Any]:
     return config
 
 
-W8A8, W4A16 = KINDS["w8a8"].config, KINDS["w4a16"].config
+W8A8, W4A16, FLOAT8 = KINDS["w8a8"].config, KINDS["w4a16"].config, float8_compressed("channel")
 
 
 @pytest.mark.parametrize("config", [None, {}, {"quant_method": "gguf"}])
@@ -56,6 +56,13 @@ def test_a_checkpoint_that_says_nothing_of_its_layers_has_no_scheme(tmp_path: Pa
         ({**GPTQ, "dynamic": {"-:.*mlp.*": {}}}, Packing("gptq", 4, 128, symmetric=True, zero_step=1)),
         (AWQ, Packing("awq", 4, 128, symmetric=False)),
         ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64}, Packing("awq", 4, 64, symmetric=False)),
+        (FLOAT8, Packing("float-quantized", 8, None, symmetric=True)),
+        (float8_compressed("block"), Packing("float-quantized", 8, 128, symmetric=True, outputs=128)),
+        ({"quant_method": "fp8"}, Packing("float-quantized", 8, None, symmetric=True)),
+        (
+            {"quant_method": "fp8", "weight_block_size": [64, 128]},
+            Packing("fp8", 8, 128, symmetric=True, outputs=64),
+        ),
     ],
 )
 def test_what_is_served_is_understood(tmp_path: Path, config: Any, packing: Packing | None) -> None:
@@ -86,7 +93,9 @@ def test_a_quantised_layer_that_no_group_is_for_is_named(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"quant_method": "fp8", "activation_scheme": "dynamic"}, "has 8-bit floats"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "8-bit floats of e5m2; e4m3 is served"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 100]}, "each 100 inputs; multiples of 32"),
+        ({"quant_method": "fbgemm_fp8"}, "bounds the scales of inputs"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes', whose layout is its GPU kernels' own"),
         ({"quant_method": "hqq"}, "zero points that are no integers"),
         ({"quant_method": "mxfp4"}, "4-bit floats"),
@@ -94,7 +103,11 @@ def test_a_quantised_layer_that_no_group_is_for_is_named(tmp_path: Path) -> None
         ({"quant_method": "torchao"}, "quant_method 'torchao'"),
         ({"quant_method": "exl2"}, "quant_method 'exl2'"),
         ({"bits": 4}, "quant_method None"),
-        (changed(W8A8, weights={"num_bits": 8, "type": "float"}), "floats of 8 bits"),
+        (changed(W8A8, weights={"num_bits": 8, "type": "float"}), r"8-bit floats beside inputs of 8 bits \(int\)"),
+        (changed(W4A16, weights={"num_bits": 8, "type": "float"}), "of 8-bit floats, float-quantized is read"),
+        (changed(FLOAT8, weights={"num_bits": 8, "type": "float", "symmetric": False}), "floats with zero points"),
+        (changed(FLOAT8, weights={"num_bits": 8, "type": "float", "group_size": 32}), "a scale for each group"),
+        (changed(FLOAT8, weights={"num_bits": 8, "type": "float", "strategy": "block"}), "a scale for each block"),
         (changed(W8A8, weights={"num_bits": 4, "type": "float", "strategy": "tensor_group"}), "floats of 4 bits"),
         (changed(W8A8, input_activations={"num_bits": 8, "type": "float"}), "floats of 8 bits"),
         (changed(W4A16, input_activations={"num_bits": 4}), "inputs of 4 bits"),
@@ -136,6 +149,7 @@ def test_what_is_not_served_is_refused_with_the_reason_and_a_way_out(tmp_path: P
         ({**GPTQ, "group_size": -2}, "Expected `int` >= -1"),
         ({**W4A16, "config_groups": [1]}, "Expected `object`, got `array`"),
         (changed(W4A16, targets=["re:("]), "unterminated subpattern"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, "`array` of length 2"),
         ([1], "Expected `object`, got `array`"),
     ],
 )

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from octavo.testing.oracles.choosers import assert_follows, chooser, choosing_sequence, chosen, drawn, softmax
-from octavo.worker.sampling.logits_processors import is_processed, process
-from octavo.worker.sequences import Chooser, WorkerSequence
+from octavo.worker.sampling.grammar_masks import NO_MASKS
+from octavo.worker.sampling.logits_processors import _with_pending, is_processed, process
+from octavo.worker.sequences import PENDING_TOKEN, Chooser, WorkerSequence
 
 VOCAB_SIZE = 60
 
@@ -166,3 +167,33 @@ def test_tokens_follow_the_softmax_of_the_processed_logits(feature: dict[str, An
     possible = {token for token in range(VOCAB_SIZE) if result[token] > -10}
     counts = drawn(logits, 5000, **tokens, **feature, temperature=1.5)
     assert_follows(counts, softmax(result, possible, temperature=1.5))
+
+
+@pytest.mark.parametrize("features", [FEATURES[4], FEATURES[7], FEATURES[-1]])
+def test_a_token_that_only_the_device_knows_counts_as_if_it_were_known(features: dict[str, Any]) -> None:
+    """One that was generated before, one of the prompt, a new one; beside rows whose tokens are all known."""
+    generated, last = [40, 41, 40], [40, 3, 17]
+    kinds = [features, features, features, {}, features]
+    known = [[*generated, last[row]] if row < len(last) else generated for row in range(len(kinds))]
+    pending = [[*generated, PENDING_TOKEN] if row < len(last) else generated for row in range(len(kinds))]
+    logits = torch.randn(len(kinds), VOCAB_SIZE, generator=torch.Generator().manual_seed(5))
+
+    def choosers(tokens: list[list[int]]) -> list[Chooser]:
+        return [chooser(prompt=[3, 4, 3], generated=each, **kind) for each, kind in zip(tokens, kinds, strict=True)]
+
+    found, waiting = logits.clone(), choosers(pending)
+    process(found, waiting, NO_MASKS, torch.tensor([*last, 5, 6]))
+    assert torch.equal(found, processed(logits, choosers(known)))
+    # Once it is known, the same sequences count it once.
+    for each, token in zip(waiting, last, strict=False):
+        each.sequence.token_ids[-1] = token
+    assert torch.equal(processed(logits, waiting), found)
+
+
+def test_a_pending_token_that_has_a_place_already_counts_alike_in_both() -> None:
+    """A device writes the two in any order."""
+    at, counts = torch.tensor([3, 5, VOCAB_SIZE + 3]), torch.tensor([1.0, 2.0, 0.0])
+    rows = torch.tensor([0, 0, 1, 0, 1])
+    places, new = _with_pending(at, counts, rows, torch.tensor([5, 7]), VOCAB_SIZE)
+    assert places.tolist() == [3, 5, VOCAB_SIZE + 3, 5, VOCAB_SIZE + 7]
+    assert new.tolist() == [1, 3, 0, 3, 1]

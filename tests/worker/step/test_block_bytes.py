@@ -124,9 +124,11 @@ def test_a_draft_models_keys_and_values_are_in_the_block(tmp_path: Path) -> None
         )
     plain = runner_of(tmp_path / "main")
     runner = runner_of(tmp_path / "main", draft=tmp_path / "draft")
-    assert runner.kv_identity.block_bytes == plain.kv_identity.block_bytes * 5 // 4
+    # And how many tokens of a block the draft model has followed.
+    assert runner.kv_identity.block_bytes == plain.kv_identity.block_bytes * 5 // 4 + 2
     assert runner.kv_identity.model != plain.kv_identity.model
     _, sequence = logprobs_of_next(runner)
+    run_items(runner, [replace(next_item(sequence, 1), num_proposed=1)])
     [payload] = payloads(runner, sequence.block_tables[0][:1])
     assert payload is not None
     runner.fill_cpu_block(3, bytearray(payload))
@@ -134,7 +136,8 @@ def test_a_draft_models_keys_and_values_are_in_the_block(tmp_path: Path) -> None
     assert payloads(runner, [63]) == [payload]
     # Both parts are of use.
     assert any(payload[: plain.kv_identity.block_bytes])
-    assert any(payload[plain.kv_identity.block_bytes :])
+    assert any(payload[plain.kv_identity.block_bytes : -2])
+    assert payload[-2:] == bytes([16, 0])
 
 
 @pytest.mark.parametrize("cache", CACHES)

@@ -80,6 +80,10 @@ class NotingStream:
         yield
         self._machine.active = outer
 
+    def passed(self, event: int) -> bool:
+        """Nothing is done before `Machine.run`, except nothing."""
+        return event == 0
+
     def finish(self) -> None:
         raise AssertionError("no test waits for a stream")
 
@@ -136,7 +140,9 @@ class Scene:
         self.seen.append((self.expected_blocks[list(reads)].clone(), seen))
         for block, number in writes.items():
             self.expected_blocks[block] = number
-        return self.main.give({("device", block) for block in reads}, {("device", block) for block in writes}, run)
+        op = self.main.give({("device", block) for block in reads}, {("device", block) for block in writes}, run)
+        self.mover.used([list(reads), list(writes)])
+        return op
 
 
 def random_pairs(rng: random.Random, num_sources: int, num_targets: int) -> Pairs:
@@ -165,6 +171,7 @@ def random_scene(rng: random.Random) -> Scene:
                 scene.mover.before_writing_any()
                 everything = {("device", block) for block in range(NUM_BLOCKS)}
                 scene.main.give(set(), everything, lambda: scene.blocks.zero_())
+                scene.mover.used([range(NUM_BLOCKS)])
                 scene.expected_blocks.zero_()
     return scene
 
@@ -230,6 +237,24 @@ def test_after_a_swap_in_no_earlier_swap_out_is_waited_for() -> None:
     scene.move(swap_in=[(0, 3)])
     scene.step(reads=[3], writes={0: 7})
     assert scene.main.num_waits == 1
+
+
+@pytest.mark.parametrize("kind", ["swap_in", "swap_out"])
+def test_a_swap_waits_for_the_last_step_that_used_its_blocks_and_for_none_after(kind: str) -> None:
+    scene = Scene()
+    ops = [scene.step(reads=[1], writes={2: 7}), scene.step(reads=[1], writes={}), scene.step(reads=[4], writes={3: 8})]
+    scene.move(**{kind: [(0, 1) if kind == "swap_in" else (2, 1)]})
+    known = [scene.machine.ops[-1].before >> scene.machine.ops.index(op) & 1 for op in ops]
+    assert known == ([1, 1, 0] if kind == "swap_in" else [1, 0, 0])
+
+
+@pytest.mark.parametrize("kind", ["swap_in", "swap_out"])
+def test_a_swap_of_blocks_that_no_step_used_waits_for_nothing(kind: str) -> None:
+    scene = Scene()
+    scene.step(reads=[1], writes={2: 7})
+    scene.move(copy=[(3, 4)])
+    scene.move(**{kind: [(0, 0)]})
+    assert scene.side.num_waits == 0
 
 
 def test_moves_of_which_one_cannot_be_leave_everything_where_it_is() -> None:

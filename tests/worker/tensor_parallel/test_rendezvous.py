@@ -5,9 +5,12 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import distributed
+from torch._C import _distributed_c10d as c10d
 
 from octavo.testbed.stack import free_address
 from octavo.worker.tensor_parallel import rendezvous
@@ -69,3 +72,80 @@ def test_an_address_that_is_not_this_machines_is_no_place_to_meet() -> None:
 def test_ranks_that_never_come_are_not_waited_for_for_ever(tmp_path: Path) -> None:
     with pytest.raises(RendezvousError, match="start all ranks with one --tp-rendezvous"):
         connect(f"file:{tmp_path}", 0, 2, patience_s=0.1)
+
+
+class FakeNccl(c10d.ProcessGroupGloo):
+    """torch's ProcessGroupNCCL as its sources describe it: it is made of a store, a rank, a size and options, connects
+    to a device when it is told to, and computes as gloo does."""
+
+    made: list["FakeNccl"]
+
+    class Options:
+        _timeout = timedelta()
+
+    def __init__(self, store: Any, rank: int, size: int, options: Options) -> None:
+        gloo: Any = c10d.ProcessGroupGloo
+        inner = gloo._Options()
+        inner._devices = [gloo.create_device(hostname="127.0.0.1")]
+        inner._timeout = options._timeout
+        super().__init__(store, rank, size, inner)
+        self.calls = list[Any]([options._timeout])
+        FakeNccl.made.append(self)
+
+    def eager_connect_single_device(self, device: torch.device | None = None) -> None:
+        self.calls.append(device)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self.calls.append(timeout)
+
+    def abort(self) -> None:
+        self.calls.append("abort")
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_gpus_are_connected_when_ranks_meet_and_let_go_without_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, indexed: bool
+) -> None:
+    FakeNccl.made = []
+    current = list[torch.device]()
+    monkeypatch.setattr(distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(c10d, "ProcessGroupNCCL", FakeNccl, raising=False)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 5)
+    gpus = [torch.device("cuda", rank) if indexed else torch.device("cuda") for rank in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        ranks = [
+            pool.submit(connect, f"file:{tmp_path}", rank, 2, patience_s=60, gpu=gpu) for rank, gpu in enumerate(gpus)
+        ]
+        groups = [rank.result() for rank in ranks]
+        links = [group._device for group in groups if group._device is not None]
+        assert len(links) == 2
+        # The same operations that carry tensors between GPUs, here over gloo.
+        assert [total.tolist() for total in pool.map(lambda link: link.all_reduce(torch.ones(2)), links)] == [
+            [2, 2]
+        ] * 2
+        parts = [torch.full((2, 1), 1.0), torch.full((2, 3), 2.0)]
+        gathered = list(pool.map(lambda link, part: link.gather_columns(part, [1, 3]), links, parts))
+        assert [None if whole is None else whole.tolist() for whole in gathered] == [[[1, 2, 2, 2]] * 2, None]
+    for group in groups:
+        group.set_patience(7)
+        group.close()
+    expected = {0, 1} if indexed else {5}
+    assert {device.index for device in current} == expected
+    for nccl in FakeNccl.made:
+        device = nccl.calls[1]
+        assert device.index in expected
+        assert nccl.calls == [timedelta(seconds=60), device, timedelta(seconds=7), "abort"]
+
+
+def test_a_torch_without_nccl_is_told(tmp_path: Path) -> None:
+    if distributed.is_nccl_available():
+        pytest.skip("this torch has NCCL")
+    with ThreadPoolExecutor(2) as pool:
+        ranks = [
+            pool.submit(connect, f"file:{tmp_path}", rank, 2, patience_s=60, gpu=torch.device("cuda", rank))
+            for rank in range(2)
+        ]
+        for rank in ranks:
+            with pytest.raises(RendezvousError, match="this torch has no NCCL, which ranks on GPUs need"):
+                rank.result()

@@ -86,4 +86,5 @@ def test_ranks_on_one_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 def test_ranks_on_one_machine_take_a_gpu_each(configured: Any, arguments: str, device: str) -> None:
-    assert make_runner._own_device(configured("--device", "cuda", *arguments.split())) == device
+    config = configured("--device", "cuda", *arguments.split())
+    assert config.own_device(config.tp_rank or 0) == device

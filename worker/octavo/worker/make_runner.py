@@ -12,7 +12,7 @@ import click
 from octavo.runtime.models.directory import ModelDirectoryError, model_name, resolve_model
 from octavo.worker.config import WorkerConfig
 from octavo.worker.health import Liveness
-from octavo.worker.model_settings import DEFAULT_FAKE_BLOCKS
+from octavo.worker.model_settings import DEFAULT_FAKE_BLOCKS, ModelSettings
 from octavo.worker.models.encoders.families import is_encoder
 from octavo.worker.process import available_cores
 from octavo.worker.runner import DeviceLostError, Runner
@@ -108,7 +108,14 @@ def describe(runner: Runner, *, exact: bool = False) -> str:
         f" {runner.num_cpu_blocks} CPU blocks ({runner.num_cpu_blocks * block_gib:.2f} GiB)"
         f" of {runner.block_size} tokens, {runner.kv_bytes_per_token} KV bytes per token ({runner.kv_cache_dtype});"
         f" kernels: {runner.kernels}"
-    ) + (f"; draft model: {runner.draft_model}" if runner.draft_model else "")
+    ) + _besides(runner)
+
+
+def _besides(runner: Runner) -> str:
+    if runner.draft_model:
+        return f"; draft model: {runner.draft_model}"
+    pooling = runner.model.pooling
+    return f"; {pooling.num_outputs} numbers for each text ({pooling.task.value})" if pooling else ""
 
 
 def _make_runner(config: WorkerConfig, **shared: Any) -> Runner:
@@ -157,6 +164,7 @@ def _make_fake_runner(config: WorkerConfig, directory: Path, draft: Path | None)
         faults=config.fake_faults,
         draft_model=model_name(draft) if draft else None,
         draft_hit_rate=config.fake_draft_hit_rate,
+        pooling=config.pooling,
     )
     runner.grammars.load()
     return runner
@@ -195,15 +203,23 @@ def _make_model_runner(config: WorkerConfig, directory: Path, draft: Path | None
     from octavo.worker.loading.weights import WeightsError
     from octavo.worker.models.config import ModelConfigError
     from octavo.worker.models.kernel_race import settle
+    from octavo.worker.pooling.decoders import decoder_pooling, pooling_settings
     from octavo.worker.step.kv_cache import KVCacheError
     from octavo.worker.step.model_runner import ModelRunner, ModelRunnerError
     from octavo.worker.tensor_parallel.group import SINGLE
 
-    settings = replace(config, threads=config.threads or _usual_threads(config.ranks_here))
+    settings: ModelSettings = replace(config, threads=config.threads or _usual_threads(config.ranks_here))
+    try:
+        pooling = decoder_pooling(directory, config.pooling)
+        settings = pooling_settings(settings, pooling)
+    except ModelConfigError as error:
+        raise UnusableError(one_line(error)) from error
     if config.device == "cpu" and (chosen := settle(directory, settings, shared.get("group", SINGLE))):
         click.echo(chosen)
     try:
-        runner = ModelRunner(directory, settings, device=_own_device(config), draft_directory=draft, **shared)
+        runner = ModelRunner(
+            directory, settings, device=config.own_device(config.tp_rank or 0), draft_directory=draft, **shared
+        )
     except (KVCacheError, ModelConfigError, ModelRunnerError, WeightsError) as error:
         raise UnusableError(one_line(error)) from error
     except torch.OutOfMemoryError as error:
@@ -212,18 +228,12 @@ def _make_model_runner(config: WorkerConfig, directory: Path, draft: Path | None
             f"{config.device} has too little memory for {config.model}: end what else runs there, lower"
             f" --max-num-batched-tokens, or serve a smaller model; torch says: {one_line(error)}"
         ) from error
-    if not config.tp_rank:
+    if not config.tp_rank and pooling is None:
         # Only the first rank chooses tokens.
         runner.grammars.load()
         # The vocabulary is read from JSON that takes a multiple of its memory for a moment.
         release_free_memory()
     return runner
-
-
-def _own_device(config: WorkerConfig) -> str:
-    """Returns the device of this rank: ranks on one machine take one GPU each."""
-    apart = config.device == "cuda" and config.ranks_here > 1
-    return f"cuda:{config.tp_rank or 0}" if apart else config.device
 
 
 def _usual_threads(ranks: int) -> int:

@@ -28,6 +28,12 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 _KV_CACHE_DTYPES = MappingProxyType({"cpu": ("bfloat16", "float32", "int8"), "cuda": ("fp8",)})
 KV_CACHE_DTYPES = ("auto", *chain(*_KV_CACHE_DTYPES.values()))
 
+# What a model is to give of texts: as its own files say, tokens, or vectors that are pooled so.
+POOLINGS = ("auto", "none", "last", "mean", "cls")
+ATTENTION_BACKENDS = ("auto", "triton", "flashinfer")
+# The formats of --quantization by which a GPU multiplies as they are.
+_GPU_QUANTIZATION = ("q4_0", "q4_1")
+
 _COUNT = Whole(at_least=1)
 _MOST_BLOCKS = 2**31 - 1
 
@@ -50,7 +56,8 @@ class ModelSettings:
 
     `kv_cache_memory` and `swap_memory` (in CPU memory) are in bytes; `num_blocks` and `num_cpu_blocks` win over them.
     `gpu_memory_utilization`, `max_num_batched_tokens`, `max_num_seqs` and `cuda_graphs` are a GPU's, and so is
-    `graph_batch`, the largest decode step that is captured as a CUDA graph: it is no option. Nor is `dequantized`, by
+    `graph_batch`, the largest decode step that is captured as a CUDA graph, and `graph_tokens`, the largest step with
+    tokens of prompts: they are no options. Nor is `dequantized`, by
     which what is quantised is computed as numbers of the dtype. `fake_windows` are those of the fake device's KV
     groups, 0 for none; `fake_faults` what its prompts bring about. `tp` ranks share the
     model: all on this machine, started by the first, or each started with its `tp_rank` and one `tp_rendezvous` of
@@ -83,6 +90,15 @@ class ModelSettings:
         ),
     ] = "auto"
     numerics: Annotated[str, NUMERICS] = "default"
+    pooling: Annotated[
+        str,
+        Option(
+            "--pooling",
+            "What the model makes of a text: what its own files say (auto), the tokens that follow (none), or a vector"
+            " of its tokens' states: the last, their mean, or the first (cls).",
+            OneOf(POOLINGS),
+        ),
+    ] = "auto"
     block_size: Annotated[int, Option("--block-size", "Tokens in a KV block.", Whole(1, MAX_BLOCK_SIZE))] = (
         DEFAULT_BLOCK_SIZE
     )
@@ -175,6 +191,15 @@ class ModelSettings:
             _COUNT,
         ),
     ] = 256
+    attention_backend: Annotated[
+        str,
+        Option(
+            "--attention-backend",
+            "What computes the attention of prompts on a GPU: FlashInfer where it is installed and takes the model"
+            " (auto), only that (flashinfer), or Octavo's own kernels (triton), which compute all else.",
+            OneOf(ATTENTION_BACKENDS),
+        ),
+    ] = "auto"
     cuda_graphs: Annotated[
         bool,
         Option(
@@ -183,6 +208,7 @@ class ModelSettings:
         ),
     ] = True
     graph_batch: int = 256
+    graph_tokens: int = 768
     fake_step_ms: Annotated[
         float,
         Option(
@@ -234,8 +260,11 @@ class ModelSettings:
                 f" wait for each other; give --threads {cores} at most"
             )
         self._check_kv_cache_dtype()
-        if self.quantization != "none" and self.device != "cpu":
-            raise ConfigError(f"--quantization {self.quantization} is for --device cpu; drop it on {self.device}")
+        self._check_quantization()
+        if self.attention_backend != "auto" and self.device != "cuda":
+            raise ConfigError(
+                f"--attention-backend {self.attention_backend} is for --device cuda; drop it on {self.device}"
+            )
         self._check_fake()
         self._check_ranks()
         self._check_draft_model()
@@ -251,10 +280,26 @@ class ModelSettings:
         apart = self.tp_rendezvous is not None and not self.is_local_follower
         return 1 if apart else self.tp
 
+    def own_device(self, rank: int) -> str:
+        """Returns the device of `rank`: ranks on one machine take one GPU each."""
+        apart = self.device == "cuda" and self.ranks_here > 1
+        return f"cuda:{rank}" if apart else self.device
+
     @property
     def is_local_follower(self) -> bool:
         """Tells whether the first rank has started this one, and speaks for it."""
         return bool(self.tp_rank) and (self.tp_rendezvous or "").startswith(LOCAL_SCHEME)
+
+    def _check_quantization(self) -> None:
+        if self.device == "cpu" or self.quantization == "none":
+            return
+        if self.device != "cuda":
+            raise ConfigError(f"--quantization {self.quantization} is for cpu and cuda; drop it on {self.device}")
+        if self.quantization not in _GPU_QUANTIZATION:
+            raise ConfigError(
+                f"--quantization {self.quantization} is for --device cpu; on cuda it takes"
+                f" {', '.join(_GPU_QUANTIZATION)}"
+            )
 
     def _check_kv_cache_dtype(self) -> None:
         here = ("auto", *_KV_CACHE_DTYPES.get(self.device, ()))

@@ -4,6 +4,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from octavo.wire.base import SCHEMA_VERSION
 from octavo.wire.codec import decode_from_worker, encode
@@ -45,6 +46,10 @@ _NO_OUTPUT = StepOutput([], [], [], [], StepTimes(0, 0, 0))
 
 class RefusedError(Exception):
     """Raised if the scheduler refuses this worker; its text is the scheduler's reason."""
+
+
+class SkippedError(Exception):
+    """Raised where a plan is over because one before it has failed."""
 
 
 @dataclass(frozen=True)
@@ -282,9 +287,16 @@ class WorkerProtocol:
         failed = self._table.failures(plan)
         copies = self._copies(plan)
         launches = plan.moves or items or copies
-        step = self._runner.launch(plan.moves, items) if launches else DoneStep(_NO_OUTPUT)
+        settle = partial(self._settle, plan)
+        step = self._runner.launch(plan.moves, items, settle) if launches else DoneStep(_NO_OUTPUT)
         self._table.begin(items)
         self._launched.append(_Launched(plan, items, step, failed, copies))
+
+    def _settle(self, plan: StepPlan) -> None:
+        """Finishes the steps before `plan`. Raises `SkippedError` if one of them has failed, and `plan` with it."""
+        self._finish_all()
+        if self._skips(plan):
+            raise SkippedError(f"step {plan.step_id} is skipped: step {self._failed_step_id} has failed")
 
     def _copies(self, plan: StepPlan) -> BlockContents | None:
         """Has the disk begin what the plan has it do: lends it what is to be stored, but for the blocks that the plan

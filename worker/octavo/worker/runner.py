@@ -72,6 +72,13 @@ class LaunchedStep(Protocol):
         """Waits until the step is done and returns what it produced. Raises the error that failed the step."""
 
 
+Settle = Callable[[], None]
+
+
+def nothing_pending() -> None:
+    """Settles nothing: no token is pending."""
+
+
 @dataclass(frozen=True)
 class DoneStep:
     """A `LaunchedStep` that was done when its launch returned."""
@@ -113,7 +120,9 @@ class Runner(Protocol):
     any, and changes no sequence. Of a draft it may check fewer tokens than there are, or none, and propose fewer than
     are asked for. Steps are done in the order of their launches. A token that a step samples may be pending
     (`octavo.worker.sequences.PENDING_TOKEN`) in the items of the next step, unless the first step was `ready` before
-    that or the sequence `reads_generated`.
+    that. A runner that must read such a token, because the sequence `reads_generated`, calls `settle` first: it waits
+    for the steps before, and then the tokens are known of all sequences without a `failure`. What `settle` raises ends
+    the launch.
 
     A sequence that cannot go on is reported as failed. An exception fails the step and nothing else, except for
     `DeviceLostError`.
@@ -141,7 +150,7 @@ class Runner(Protocol):
     @property
     def kv_identity(self) -> StoreIdentity: ...
 
-    def launch(self, moves: BlockMoves, items: list[WorkItem]) -> LaunchedStep: ...
+    def launch(self, moves: BlockMoves, items: list[WorkItem], settle: Settle = nothing_pending) -> LaunchedStep: ...
 
     def execute(self, moves: BlockMoves, items: list[WorkItem]) -> StepOutput: ...
 

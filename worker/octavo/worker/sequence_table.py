@@ -98,18 +98,14 @@ class SequenceTable:
         return items
 
     def must_know(self, plan: StepPlan) -> bool:
-        """Tells whether `plan` needs the values of pending tokens: it copies or compares them, chooses by them, guesses
+        """Tells whether `plan` can be taken only once pending tokens are known: it copies or compares them, guesses
         what follows them, has that guessed, or goes on where a draft that is being checked ends."""
         copied = (fork.parent_id for fork in plan.forks)
         compared = (each for work in plan.work if work.follower_ids for each in (work.sequence_id, *work.follower_ids))
         drafted = (draft.sequence_id for draft in plan.drafts)
         proposed = (proposal.sequence_id for proposal in plan.proposals)
-        reading = (each for each in members_of(plan) if each in self._sequences and self._reads(each))
-        return any(self._is_pending(each) for each in chain(copied, compared, drafted, proposed, reading))
-
-    def _reads(self, sequence_id: int) -> bool:
-        sequence = self._sequences[sequence_id]
-        return sequence.reads_generated or sequence.is_drafted
+        open_ended = (each for each in members_of(plan) if each in self._sequences and self._sequences[each].is_drafted)
+        return any(self._is_pending(each) for each in chain(copied, compared, drafted, proposed, open_ended))
 
     def _is_pending(self, sequence_id: int) -> bool:
         sequence = self._sequences.get(sequence_id)

@@ -67,8 +67,8 @@ class WorkerSequence:
 
     @property
     def reads_generated(self) -> bool:
-        """Tells whether choosing the next token needs the values of the generated tokens, not just their number."""
-        return self.sampling.is_penalised or bool(self.sampling.grammar)
+        """Tells whether the CPU needs the values of all generated tokens to choose the next one."""
+        return bool(self.sampling.grammar)
 
     def mark_unsent(self, group: int, logical_index: int) -> None:
         """Notes that the entry `logical_index` of the block table of `group` has changed since it was sent to the

@@ -42,6 +42,7 @@ _INTERFACES: Final[dict[str, tuple[str, str, int, dict[str, Any]]]] = {
     "completions": ("sse_load", "SSE, completions", 4000, {"api": "completions"}),
     "chat": ("sse_load", "SSE, chat", 4000, {"api": "chat"}),
     "messages": ("sse_load", "SSE, messages", 4000, {"api": "messages"}),
+    "responses": ("sse_load", "SSE, responses", 4000, {"api": "responses"}),
 }
 _CASES: Final = ("streams", "many", "refused", "two")
 

@@ -36,16 +36,21 @@ class StreamLoad:
 
 
 def run(load: Callable[[StreamLoad], list[Receipts]]) -> None:
-    """Runs the process: takes a `StreamLoad` from the command line and prints the receipts. Raises `RuntimeError` for a
-    stream with another number of tokens."""
+    """Runs the process: takes a `StreamLoad` from the command line and prints the receipts. Raises `RuntimeError` as
+    `check` does."""
     asked = StreamLoad(**json.loads(sys.argv[1]))
-    receipts = load(asked)
+    print(json.dumps(check(asked, load(asked))), flush=True)
+
+
+def check(asked: StreamLoad, receipts: list[Receipts]) -> list[Receipts]:
+    """Returns `receipts`. Raises `RuntimeError` for another number of streams, or a stream with another number of
+    tokens, than was asked for."""
     for one in receipts:
         if (came := sum(count for _, count in one)) != asked.tokens:
             raise RuntimeError(f"{came} tokens came where {asked.tokens} were asked for")
     if len(receipts) != asked.streams:
         raise RuntimeError(f"{len(receipts)} streams came of {asked.streams}")
-    print(json.dumps(receipts), flush=True)
+    return receipts
 
 
 def connect(host: str, port: int) -> socket.socket:

@@ -13,6 +13,8 @@ _APIS = {
     "completions": ("/v1/completions", _DONE),
     "chat": ("/v1/chat/completions", _DONE),
     "messages": ("/v1/messages", b'data: {"type":"message_stop"}\n\n'),
+    # The last event holds the whole answer; this is the end of the body.
+    "responses": ("/v1/responses", b"0\r\n\r\n"),
 }
 
 
@@ -35,11 +37,14 @@ def load(asked: StreamLoad) -> list[Receipts]:
 def call_bytes(asked: StreamLoad) -> bytes:
     """Makes a streaming call of the API, as bytes."""
     prompt: dict[str, object] = {"prompt": asked.prompt}
-    if asked.api != "completions":
+    limit = "max_tokens"
+    if asked.api == "responses":
+        prompt, limit = {"input": asked.prompt}, "max_output_tokens"
+    elif asked.api != "completions":
         prompt = {"messages": [{"role": "user", "content": asked.prompt}]}
     if asked.among:
         prompt["allowed_token_ids"] = list(asked.among)
-    body = json.dumps({**prompt, "max_tokens": asked.tokens, "ignore_eos": True, "stream": True}).encode()
+    body = json.dumps({**prompt, limit: asked.tokens, "ignore_eos": True, "stream": True}).encode()
     # The frontend refuses calls to a host that it does not know.
     head = f"POST {_APIS[asked.api][0]} HTTP/1.1\r\nhost: {asked.host}:{asked.port}\r\ncontent-type: application/json"
     return f"{head}\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
@@ -56,10 +61,11 @@ def _text(event: bytes) -> str:
     if not found:
         return ""
     chunk = json.loads(b"{" + payload)
-    if "error" in chunk:
+    if chunk.get("error"):
         raise ConnectionError(f"a stream has failed: {chunk}")
     if "choices" not in chunk:
-        return str(chunk.get("delta", {}).get("text", ""))
+        delta = chunk.get("delta", "")
+        return str(delta.get("text", "")) if isinstance(delta, dict) else delta
     choice = chunk["choices"][0]
     text: str = choice["text"] if "text" in choice else choice["delta"].get("content") or ""
     return text

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from octavo.bench.gpu import peers
+from octavo.bench.gpu.balance import balance, listed
 from octavo.bench.gpu.cases import CaseResult, Goal, GpuCase, NotMeasured
 from octavo.bench.gpu.floors import DeviceWork, decode_attention, floor_s, prefill_attention
 from octavo.bench.gpu.machine import GpuMachine
@@ -43,7 +44,7 @@ _CHUNK = Goal("speed over torch's flash attention on contiguous keys and values"
 _LARGE = ((64, 2048), (256, 1024), (16, 8192))
 _LONG = ((1, 8192), (1, 32768), (4, 8192), (4, 32768))
 # One long sequence among short ones; and bytes of pools of a real size, of which a decode reads a part.
-_RAGGED_BATCHES = ((32_768, *[1024] * 15), (32_768, *[1024] * 63))
+_RAGGED_BATCHES = ((32_768, *[1024] * 15), (32_768, *[1024] * 63), (32_768, *[1024] * 255))
 _SMALL_POOL, _POOLS = 4 << 30, (20 << 30, 60 << 30, 110 << 30)
 _HISTORIES, _CHUNK_TOKENS = (0, 6144, 14336), 2048
 
@@ -287,4 +288,6 @@ def _ragged(machine: GpuMachine, *, shape: AttentionShape, contexts: tuple[int, 
     samples = machine.race({OURS: ours(problem), "even": ours(_decode(machine, shape, len(contexts), even))}).samples
     sample = samples.pop(OURS)
     floor = floor_s([decode_attention(contexts, shape)], machine.rates)
-    return CaseResult(100 * floor / sample.median, sample, samples)
+    predicted = balance(listed(contexts, shape.kv_heads), shape)
+    notes: dict[str, float | str] = {"predicted over floor": predicted.over_floor}
+    return CaseResult(100 * floor / sample.median, sample, samples, notes=notes)

@@ -116,7 +116,7 @@ def make_attention(shape: AttentionShape, device: torch.device, *, splits: bool 
     from octavo.kernels.triton.attention import TritonAttention
 
     class OnePass(TritonAttention):
-        def _splits(self, *_: Any) -> int:
+        def _decode_splits(self, *_: Any) -> int:
             return 1
 
     kind = TritonAttention if splits else OnePass

@@ -3,10 +3,10 @@
 python -m octavo.bench.parts.draft_model --draft-model DIR
 
 The same prompts are answered by a worker's runner alone and by one with the draft model, which guesses so many tokens
-in every step, priced or not, or none (`idle`: what is lost by following). All tokens must be equal. Of one thread the
-CPU time is taken, so that a busy machine disturbs little. `expected` is what guesses that come true as often would gain
-beside a model whose step takes so many times as long as one guess, at the best depth up to 8, with a further row of its
-step taking 2 % of that.
+in every step, priced or not, or none (`idle`: what is lost by its presence, and by following where it does not sleep).
+All tokens must be equal. Of one thread the CPU time is taken, so that a busy machine disturbs little. `expected` is
+what guesses that come true as often would gain beside a model whose step takes so many times as long as one guess, at
+the best depth up to 8, with a further row of its step taking 2 % of that.
 """
 
 import time

@@ -28,7 +28,7 @@ from octavo.v1 import generation_pb2_grpc as services
 from octavo.worker.loading.prepare import prepare_bundled_model
 
 WORKERS: Final = ("worker-0", "worker-1")
-_CASES: Final = {"moves": {}, "none": {"OCTAVO_PEER_ENDPOINT": "none"}}
+CASES: Final = {"moves": {}, "none": {"OCTAVO_PEER_ENDPOINT": "none"}}
 # One thread each, as in `octavo.bench.whole.failover`.
 MODEL: Final = {
     "OCTAVO_DEVICE": "cpu",
@@ -67,7 +67,7 @@ class DrainRow:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints a table, and writes JSON where asked."""
     parser = argparse.ArgumentParser(prog="octavo.bench.whole.drain", description=__doc__)
-    parser.add_argument("cases", nargs="*", default=list(_CASES), metavar="CASE", help=f"of {', '.join(_CASES)}")
+    parser.add_argument("cases", nargs="*", default=list(CASES), metavar="CASE", help=f"of {', '.join(CASES)}")
     parser.add_argument("--drains", type=int, default=5)
     parser.add_argument("--streams", type=int, default=64, help="of both workers together")
     parser.add_argument("--prompt-tokens", type=int, default=64)
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def measure(name: str, drains: int, streams: int, prompt_tokens: int, seed: int) -> DrainRow:
     """Runs one case on processes of its own."""
-    case = Case({**MODEL, **_CASES[name]}, is_real=True, streams=streams, prompt_tokens=prompt_tokens)
+    case = Case({**MODEL, **CASES[name]}, is_real=True, streams=streams, prompt_tokens=prompt_tokens)
     with (
         tempfile.TemporaryDirectory(prefix="octavo-") as parent,
         Stack(prepare_bundled_model(), Path(parent) / "run", case.environment) as stack,

@@ -98,10 +98,10 @@ def measure_restart(directory: Path, prompt_tokens: int, rounds: int) -> Restart
     environment = {**_ENVIRONMENT, **_disk(directory, mirror=True)}
     with Stack(prepare_bundled_model(), directory / "run", environment) as stack:
         stack.start_all()
-        _first_token(stack, prompts.choices(range(_NUM_IDS), k=prompt_tokens))
+        first_token(stack, prompts.choices(range(_NUM_IDS), k=prompt_tokens))
         for _ in range(rounds):
             prompt = prompts.choices(range(_NUM_IDS), k=prompt_tokens)
-            cold.append(_first_token(stack, prompt)[0])
+            cold.append(first_token(stack, prompt)[0])
             stack.wait_idle()
             # What was written behind is with the system by now.
             time.sleep(1.0)
@@ -109,15 +109,15 @@ def measure_restart(directory: Path, prompt_tokens: int, rounds: int) -> Restart
             stack.wait_for(lambda: not stack.load().workers)
             stack.start_named("worker-0")
             stack.wait_for(lambda: bool(stack.load().workers), 60.0)
-            _first_token(stack, prompts.choices(range(_NUM_IDS), k=64))
-            seconds, num_found = _first_token(stack, prompt)
+            first_token(stack, prompts.choices(range(_NUM_IDS), k=64))
+            seconds, num_found = first_token(stack, prompt)
             restarted.append(seconds)
             found.append(num_found)
-            warm.append(_first_token(stack, prompt)[0])
+            warm.append(first_token(stack, prompt)[0])
     return RestartRow(prompt_tokens, median(cold), median(restarted), median(warm), min(found))
 
 
-def _first_token(stack: Stack, prompt: list[int]) -> tuple[float, int]:
+def first_token(stack: Stack, prompt: list[int]) -> tuple[float, int]:
     """Returns the seconds until the first token of a prompt, and how many of its tokens were found computed."""
     began = time.perf_counter()
     stream = stack.stream(token_request(prompt, 2))

@@ -14,6 +14,9 @@ from octavo.frontend.request.chat import Tool
 _MAX_CALLS: Final = 128
 # Keywords of a text's schema that bind nothing, and those that formats without quotes around a text can enforce.
 _FREE: Final = frozenset({"type", "description", "title", "default", "examples", "enum", "const", "$ref"})
+_DEFINITIONS: Final = ("$defs", "definitions")
+# The schema of all arguments, where that of one is a root of its own.
+_ROOT: Final = "octavo-all-arguments"
 # References that are followed from one to the next.
 _MAX_REFERENCES: Final = 16
 # Any value, and any key, in formats with a notation of their own.
@@ -264,7 +267,7 @@ class Argument:
 
     def report(self, tool: Tool, writer: GrammarWriter) -> None:
         """Reports the keywords that bind a value which the grammar leaves free."""
-        for keyword in sorted(self.schema.keys() - _FREE - {"$defs", "definitions"}):
+        for keyword in sorted(self.schema.keys() - _FREE - set(_DEFINITIONS)):
             writer.unenforced(tool, f"{self.key}.{keyword}")
 
 
@@ -281,10 +284,45 @@ def arguments_of(tool: Tool) -> Iterator[Argument]:
     root = schema_of(tool)
     schema = _resolved(root, root)
     properties, required = schema.get("properties"), schema.get("required")
+    shared = _shared(root)
     for key, value in properties.items() if isinstance(properties, dict) else ():
-        own = _resolved(value if isinstance(value, dict) else {}, root)
-        shared: dict[str, Any] = {name: root[name] for name in ("$defs", "definitions") if name in root}
+        own = _redirected(_resolved(value if isinstance(value, dict) else {}, root))
         yield Argument(key, {**shared, **own}, isinstance(required, list) and key in required)
+
+
+def _shared(root: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what the schema of each argument has beside its own: the definitions, and where anything refers to the
+    schema of all arguments, that as one of them."""
+    shared = {name: _redirected(root[name]) for name in _DEFINITIONS if name in root}
+    if _refers_to_root(root):
+        whole = {key: value for key, value in root.items() if key not in _DEFINITIONS}
+        found = shared.get("$defs")
+        shared["$defs"] = {**(found if isinstance(found, dict) else {}), _ROOT: _redirected(whole)}
+    return shared
+
+
+def _is_of_root(reference: object) -> bool:
+    """Tells whether a reference is to the schema of all arguments, or into it."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return False
+    return not reference.startswith(tuple(f"#/{name}/" for name in _DEFINITIONS))
+
+
+def _refers_to_root(schema: object) -> bool:
+    if isinstance(schema, dict):
+        return _is_of_root(schema.get("$ref")) or any(map(_refers_to_root, schema.values()))
+    return isinstance(schema, list) and any(map(_refers_to_root, schema))
+
+
+def _redirected(schema: Any) -> Any:
+    """Returns a schema whose references to that of all arguments name the definition that this is for one argument."""
+    if isinstance(schema, dict):
+        found = {key: _redirected(value) for key, value in schema.items()}
+        reference = schema.get("$ref")
+        if isinstance(reference, str) and _is_of_root(reference):
+            found["$ref"] = f"#/$defs/{_ROOT}{reference[1:]}"
+        return found
+    return list(map(_redirected, schema)) if isinstance(schema, list) else schema
 
 
 def types_of(tools: Iterable[Tool]) -> ArgumentTypes:

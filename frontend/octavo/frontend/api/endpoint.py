@@ -22,8 +22,9 @@ from octavo.frontend.errors import Reason, ServiceError, Unauthenticated, intern
 from octavo.frontend.http.connection import ClientGone
 from octavo.frontend.http.envelope import unix_time
 from octavo.frontend.http.errors import error_response, name_field
-from octavo.frontend.request.events import Event
+from octavo.frontend.request.events import Event, RequestStarted
 from octavo.frontend.request.request import ANYBODY, Caller, GenerationRequest
+from octavo.frontend.scheduler.pool import Listing
 from octavo.frontend.stream.generation import Generation
 
 _log = logging.getLogger(__name__)
@@ -129,6 +130,7 @@ def generations(
     Raises the `ServiceError` of the first generation that fails; the others end with it, as all do when the generator
     is closed.
     """
+    request.state.lookups = _Lookups(len(asked))
     deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
     sources = [_events(api, place, one, request, deadline) for place, one in enumerate(asked)]
     return sources[0] if len(sources) == 1 else _merged(sources)
@@ -140,10 +142,39 @@ async def _events(
     try:
         async with contextlib.aclosing(api.generation.generate(asked, caller_of(request), deadline)) as emitted:
             async for _, event in emitted:
+                if isinstance(event, RequestStarted):
+                    _note_lookup(api, place, request, event)
                 yield place, event
     except ServiceError as error:
         name_field(error, request.url.path)
         raise
+
+
+@dataclass
+class _Lookups:
+    """Holds how many tokens of each prompt of a call were found computed, and how the scheduler lists its request."""
+
+    num_prompts: int
+    cached_tokens: dict[int, int] = field(default_factory=dict)
+    listings: dict[int, Listing | None] = field(default_factory=dict)
+
+
+def _note_lookup(api: Api, place: int, request: Request, event: RequestStarted) -> None:
+    """Notes what was found of a prompt: the sum for the response's header, once all prompts of the call were looked
+    for."""
+    lookups: _Lookups = request.state.lookups
+    lookups.cached_tokens[place] = event.cached_prompt_tokens
+    if len(lookups.cached_tokens) == lookups.num_prompts:
+        request.state.cached_tokens = sum(lookups.cached_tokens.values())
+    if getattr(request.state, "is_explained", False):
+        lookups.listings[place] = api.generation.listing_of(event.request_id, caller_of(request))
+
+
+def lookups_of(request: Request) -> Sequence[Listing | None]:
+    """Returns how the scheduler lists each request of a call, in the order of the prompts; None for one that it did not
+    list any more when that was looked for."""
+    lookups: _Lookups | None = getattr(request.state, "lookups", None)
+    return [lookups.listings.get(place) for place in range(lookups.num_prompts)] if lookups else []
 
 
 async def _merged(sources: Sequence[AsyncGenerator[IndexedEvent]]) -> AsyncGenerator[IndexedEvent]:

@@ -15,6 +15,7 @@ import uvloop
 from octavo.frontend.access.access import ApiKeysError
 from octavo.frontend.access.connections import allow_open_files
 from octavo.frontend.access.tls import TlsError
+from octavo.frontend.batch.storage import StorageError
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.scheduler.pinned_prefixes import PinnedPrefixesError
 from octavo.frontend.stored.database import StoreError
@@ -129,5 +130,5 @@ def _start_errors() -> Iterator[None]:
         yield
     except EndpointError as error:
         raise click.ClickException(f"the frontend cannot start: {error}") from error
-    except (ModelDirectoryError, PinnedPrefixesError, ApiKeysError, TlsError, StoreError) as error:
+    except (ModelDirectoryError, PinnedPrefixesError, ApiKeysError, TlsError, StorageError, StoreError) as error:
         raise click.UsageError(str(error)) from error

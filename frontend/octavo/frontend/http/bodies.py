@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from octavo.frontend.errors import Overloaded, Reason
 from octavo.runtime.transport.clients import client_of
 
+UPLOADS: Final = "/v1/files"
 MAX_UNFINISHED: Final = 64 << 20
 MAX_HELD: Final = 256 << 20
 
@@ -94,6 +95,11 @@ class Bodies:
             del self._of_client[body.client]
 
 
+def is_upload(scope: Scope) -> bool:
+    """Tells whether the body of a call goes to the disk as it comes, however large it is, and is not held."""
+    return scope["type"] == "http" and scope["method"] == "POST" and scope["path"] == UPLOADS
+
+
 class BodyBound:
     """Counts each call's body as the app reads it; `receive` raises `Overloaded` where the body has to give way.
 
@@ -105,7 +111,7 @@ class BodyBound:
         self._bodies = bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != "http" or is_upload(scope):
             await self._app(scope, receive, send)
             return
         counted = _Counted(self._bodies, client_of(scope.get("client")), receive)

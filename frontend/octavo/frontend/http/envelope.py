@@ -18,13 +18,15 @@ def unix_time() -> int:
 MAX_HEADERS: Final = 32 << 10
 _MAX_ID: Final = 128
 _HEADER: Final = b"x-request-id"
+CACHED_TOKENS_HEADER: Final = b"x-octavo-cached-tokens"
 # Where clients of Anthropic's API look for the id.
 _ANTHROPIC_HEADER: Final = b"request-id"
 
 
 class Envelope:
     """Puts `x-request-id` on every response, and into `scope["state"]["request_id"]`: the client's id where that is
-    printable, or a fresh one.
+    printable, or a fresh one. A response to prompts says how many of their tokens were found computed, as far as
+    `scope["state"]["cached_tokens"]` has it by then.
 
     Refuses calls with more than `MAX_HEADERS` bytes of headers with status 431.
     """
@@ -42,7 +44,9 @@ class Envelope:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *own]
+                cached = scope["state"].get("cached_tokens")
+                found = [] if cached is None else [(CACHED_TOKENS_HEADER, str(cached).encode())]
+                message["headers"] = [*message.get("headers", ()), *own, *found]
             await send(message)
 
         if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADERS:

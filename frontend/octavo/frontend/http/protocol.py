@@ -10,13 +10,15 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from octavo.frontend.access.connections import Place
 from octavo.frontend.errors import InvalidRequest, Reason
+from octavo.frontend.http.bodies import is_upload
 from octavo.frontend.http.envelope import MAX_HEADERS
 from octavo.frontend.http.errors import error_body
 
 _log = logging.getLogger(__name__)
 
-# The most seconds from the first byte of a request to its last.
+# The most seconds from the first byte of a request to its last; of an upload, for so many bytes.
 REQUEST_S: Final = 10.0
+_UPLOAD_STEP: Final = 1 << 20
 _AFTERTHOUGHT_S: Final = 0.5
 
 
@@ -33,6 +35,7 @@ class HttpProtocol(H11Protocol):
         self._arriving: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
         self._is_refused = False
+        self._came = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -52,6 +55,7 @@ class HttpProtocol(H11Protocol):
         if self._arriving is None and self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
             self._arriving = self.loop.call_later(REQUEST_S, self.transport.abort)
         super().data_received(data)
+        self._extend_upload(len(data))
         if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
             self._has_arrived()
             self._note_whether_busy()
@@ -93,6 +97,17 @@ class HttpProtocol(H11Protocol):
             self.transport.write_eof()
         else:
             self.transport.close()
+
+    def _extend_upload(self, size: int) -> None:
+        """Gives an upload whose bytes keep coming further time, as long as its handler takes them."""
+        if self._arriving is None or not self.cycle or self.cycle.response_started or not is_upload(self.cycle.scope):
+            self._came = 0
+            return
+        self._came += size
+        if self._came >= _UPLOAD_STEP:
+            self._came = 0
+            self._arriving.cancel()
+            self._arriving = self.loop.call_later(REQUEST_S, self.transport.abort)
 
     def _note_whether_busy(self) -> None:
         """Marks the connection as busy while a complete request is being answered, else as idle."""

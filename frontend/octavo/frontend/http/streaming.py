@@ -24,7 +24,7 @@ class Sliced(Response):
     """
 
     def __init__(self, source: AsyncGenerator[bytes], *, headers: Mapping[str, str], media_type: str) -> None:
-        self._source = source
+        self.source = source
         self._head = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         self._head.append((b"content-type", media_type.encode("latin-1")))
         self.background = None
@@ -33,7 +33,7 @@ class Sliced(Response):
         gone = asyncio.ensure_future(until_gone(receive))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self._head})
-            async with contextlib.aclosing(self._source) as source:
+            async with contextlib.aclosing(self.source) as source:
                 async for body in source:
                     if gone.done():
                         return
@@ -92,7 +92,7 @@ class EventStream(Response):
         on_error: Callable[[ServiceError], bytes] = error_events,
         ping: bytes = PING,
     ) -> None:
-        self._source = source
+        self.source = source
         self._ping_s = ping_s
         self._ping = ping
         self._extra = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in (headers or {}).items()]
@@ -116,7 +116,7 @@ class EventStream(Response):
 
     async def _pump(self, outbox: "_Outbox") -> None:
         try:
-            async with contextlib.aclosing(self._source) as source:
+            async with contextlib.aclosing(self.source) as source:
                 async for event in source:
                     await outbox.put(event)
         except ServiceError as error:

@@ -43,7 +43,7 @@ class _Piece(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     filename: str = ""
 
 
-class _InfillBody(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class InfillBody(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Holds the body of /infill, by llama.cpp's names. None means "left out"."""
 
     input_prefix: str = ""
@@ -69,7 +69,7 @@ class _InfillBody(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     cache_prompt: bool = True
 
 
-_UNSUPPORTED: Final[Neutral] = {
+INFILL_UNSUPPORTED: Final[Neutral] = {
     "grammar": (b'""',),
     "json_schema": (b"{}",),
     "n_probs": (b"0",),
@@ -79,7 +79,7 @@ _UNSUPPORTED: Final[Neutral] = {
 
 async def infill(api: Api, request: Request) -> Response:
     """Answers one call."""
-    body, unknown = await read_call(request, _InfillBody, _UNSUPPORTED, api.generation.beginnings)
+    body, unknown = await read_call(request, InfillBody, INFILL_UNSUPPORTED, api.generation.beginnings)
     events = generations(api, request, [_asked(api, body, request)], None)
     if body.n_predict == 0:
         # Editors have the pieces computed ahead of the first gap.
@@ -92,7 +92,7 @@ async def infill(api: Api, request: Request) -> Response:
     return Response(encode(whole), headers=headers, media_type="application/json")
 
 
-def _asked(api: Api, body: _InfillBody, request: Request) -> GenerationRequest:
+def _asked(api: Api, body: InfillBody, request: Request) -> GenerationRequest:
     form = gap_format(api, "infill")
     context = api.generation.max_model_len
     if not -1 <= body.n_predict < context:
@@ -121,7 +121,7 @@ def _asked(api: Api, body: _InfillBody, request: Request) -> GenerationRequest:
     )
 
 
-def _gap(body: _InfillBody, most_characters: int, most_tokens: int) -> Infill:
+def _gap(body: InfillBody, most_characters: int, most_tokens: int) -> Infill:
     """Returns the gap that a call asks to have filled, without what is too far from it to be worth tokenizing."""
     room, extra = most_characters, body.input_extra
     first = len(extra)

@@ -9,6 +9,7 @@ from typing import Any, Final
 import grpc
 import msgspec
 
+from octavo.frontend.api.explanations import unreachable
 from octavo.frontend.errors import Overloaded, Reason, Unavailable
 from octavo.v1 import admin_pb2 as pb
 from octavo.v1 import admin_pb2_grpc as services
@@ -42,13 +43,6 @@ async def _read(call: Any) -> pb.WatchBlocksResponse:
         # The end of the stream.
         raise unreachable()
     return answer
-
-
-def unreachable() -> Unavailable:
-    """Returns the error for a scheduler that does not answer."""
-    return Unavailable(
-        Reason.SCHEDULER_UNREACHABLE, "the scheduler's Admin service does not answer; see whether it runs"
-    )
 
 
 def to_snapshot(answer: pb.WatchBlocksResponse) -> dict[str, Any]:

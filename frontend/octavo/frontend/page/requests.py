@@ -5,91 +5,19 @@ trusted caller may also name any request that the scheduler lists, by the id tha
 `?frontend=` the frontend that sent it.
 """
 
-import asyncio
-from collections import Counter
-from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
-import grpc
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.frontend.api.endpoint import Api, caller_of
-from octavo.frontend.errors import NotFound, Overloaded, Reason, Unavailable
-from octavo.frontend.page.live_view import status_of, unreachable
+from octavo.frontend.api.explanations import MAX_QUOTED, Explainer, cache_object, check_has_source
+from octavo.frontend.errors import NotFound, Reason
+from octavo.frontend.page.live_view import status_of
 from octavo.frontend.request.request import Caller
 from octavo.frontend.scheduler.pool import Listing
 from octavo.v1 import admin_pb2 as pb
-from octavo.v1 import admin_pb2_grpc as services
-
-_TIMEOUT_S: Final = 5.0
-# Between two questions of this frontend: for each answer the scheduler plans its workers' next steps, in time that its
-# requests lack.
-_PAUSE_S: Final = 0.1
-# Questions of one tenant that wait or are asked, so that no tenant keeps others from theirs.
-_MOST_WAITING: Final = 4
-# Characters of a request's id that an error repeats.
-_MAX_QUOTED: Final = 128
-
-
-class Explainer:
-    """Asks the scheduler's Admin service where requests stand: one question at a time, at most ten a second.
-
-    Belongs to one event loop.
-    """
-
-    def __init__(self, admin_address: str) -> None:
-        self._address = admin_address
-        self._turn = asyncio.Lock()
-        self._next_at = 0.0
-        # Questions by tenant.
-        self._waiting: Counter[str] = Counter()
-
-    async def explain(self, request_id: str, asker: str) -> Sequence[pb.Explanation]:
-        """Returns an explanation for each request that the scheduler holds under that id, each of another frontend.
-
-        `asker` is the tenant that asks. Raises `NotFound`, `Unavailable`; `Overloaded` for a tenant that asks too much.
-        """
-        if self._waiting[asker] >= _MOST_WAITING:
-            raise Overloaded(
-                Reason.TOO_MANY_REQUESTS,
-                f"{_MOST_WAITING} explanations are under way for this tenant; wait for one of them",
-                max=_MOST_WAITING,
-            )
-        self._waiting[asker] += 1
-        try:
-            async with self._turn:
-                return await self._ask_in_time(request_id, asker)
-        finally:
-            # Subtraction drops tenants that have none.
-            self._waiting -= Counter([asker])
-
-    async def _ask_in_time(self, request_id: str, asker: str) -> Sequence[pb.Explanation]:
-        loop = asyncio.get_running_loop()
-        await asyncio.sleep(max(0.0, self._next_at - loop.time()))
-        try:
-            return await self._ask(request_id, asker)
-        finally:
-            self._next_at = loop.time() + _PAUSE_S
-
-    async def _ask(self, request_id: str, asker: str) -> Sequence[pb.Explanation]:
-        async with grpc.aio.insecure_channel(self._address) as channel:
-            asked = pb.ExplainRequestRequest(request_id=request_id, asker=asker)
-            try:
-                answer = await services.AdminServiceStub(channel).ExplainRequest(asked, timeout=_TIMEOUT_S)
-            except grpc.aio.AioRpcError as error:
-                raise (_unknown(request_id) if error.code() is grpc.StatusCode.NOT_FOUND else unreachable()) from error
-        explanations: Sequence[pb.Explanation] = answer.explanations
-        return explanations
-
-
-def _unknown(request_id: str) -> NotFound:
-    return NotFound(
-        Reason.REQUEST_NOT_FOUND,
-        f"the scheduler holds no request {request_id[:_MAX_QUOTED]!r}: it has ended, or has not come there yet",
-        request_id=request_id[:_MAX_QUOTED],
-    )
 
 
 def to_explanation(explanation: pb.Explanation, *, names_others: bool) -> dict[str, Any]:
@@ -103,25 +31,7 @@ def to_explanation(explanation: pb.Explanation, *, names_others: bool) -> dict[s
         "steps": len(explanation.step_ids),
         "tokens_in_flight": explanation.tokens_in_flight,
         "obstacles": [_obstacle(obstacle) for obstacle in explanation.obstacles],
-        "cache": _cache(explanation.cache) if explanation.HasField("cache") else None,
-    }
-
-
-def _cache(cache: pb.CacheLookup) -> dict[str, Any]:
-    return {
-        "worker_id": cache.worker_id,
-        "tokens": cache.tokens,
-        "device_tokens": cache.device_tokens,
-        "cpu_tokens": cache.cpu_tokens,
-        "disk_tokens": cache.disk_tokens,
-        "replica_tokens": cache.replica_tokens,
-        "source": cache.source,
-        "reason": pb.CacheLookup.Reason.Name(cache.reason).removeprefix("REASON_").lower(),
-        "position": cache.position,
-        "token": cache.token if cache.HasField("token") else None,
-        "other_token": cache.other_token if cache.HasField("other_token") else None,
-        "evicted_s": cache.evicted.ToMilliseconds() / 1000 if cache.HasField("evicted") else None,
-        "elsewhere": cache.elsewhere,
+        "cache": cache_object(explanation.cache) if explanation.HasField("cache") else None,
     }
 
 
@@ -145,8 +55,8 @@ async def abort_request(api: Api, request: Request) -> Response:
     if not aborted:
         raise NotFound(
             Reason.REQUEST_NOT_FOUND,
-            f"no request {request_id[:_MAX_QUOTED]!r} of yours runs at this frontend; it has ended, or is another's",
-            request_id=request_id[:_MAX_QUOTED],
+            f"no request {request_id[:MAX_QUOTED]!r} of yours runs at this frontend; it has ended, or is another's",
+            request_id=request_id[:MAX_QUOTED],
         )
     return _json({"request_id": request_id, "aborted": True})
 
@@ -170,15 +80,6 @@ async def explain_request(api: Api, request: Request, explainer: Explainer) -> R
     return _json({"explanations": found})
 
 
-def check_has_source(api: Api) -> None:
-    """Raises `Unavailable` where this frontend has no Admin service to ask."""
-    if not api.config.scheduler_admin:
-        raise Unavailable(
-            Reason.SCHEDULER_UNREACHABLE,
-            "this frontend has not been told of the scheduler's Admin service; start it with --scheduler-admin",
-        )
-
-
 def _named(request: Request) -> tuple[str, str, Caller]:
     """Returns the request's id, the id of the frontend that sent it, empty for any, and the caller."""
     caller = caller_of(request)
@@ -189,8 +90,8 @@ def _named(request: Request) -> tuple[str, str, Caller]:
 def _not_listed(request_id: str) -> NotFound:
     return NotFound(
         Reason.REQUEST_NOT_FOUND,
-        f"request {request_id[:_MAX_QUOTED]!r} is not with the scheduler: it is being prepared, or has ended",
-        request_id=request_id[:_MAX_QUOTED],
+        f"request {request_id[:MAX_QUOTED]!r} is not with the scheduler: it is being prepared, or has ended",
+        request_id=request_id[:MAX_QUOTED],
     )
 
 

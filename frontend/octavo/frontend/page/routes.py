@@ -15,10 +15,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from octavo.frontend.api.endpoint import Api, check_trusted, route
+from octavo.frontend.api.explanations import Explainer, check_has_source
 from octavo.frontend.errors import NotFound, Reason
 from octavo.frontend.http.streaming import EventStream, data
 from octavo.frontend.page.live_view import LiveView, snapshots
-from octavo.frontend.page.requests import Explainer, abort_request, check_has_source, explain_request
+from octavo.frontend.page.requests import abort_request, explain_request
 
 _INDEX: Final = "index.html"
 _TYPES: Final = {
@@ -44,12 +45,11 @@ class _File:
     headers: dict[str, str]
 
 
-def routes(api: Api) -> list[Route]:
+def routes(api: Api, explainer: Explainer) -> list[Route]:
     """Returns the routes GET /, /page/<file> and /live; GET and DELETE /requests/<id>."""
     static = _read_static()
     source = partial(snapshots, api.config.scheduler_admin, partial(_own_figures, api))
     live = LiveView(source, lambda: api.generation.draining)
-    explainer = Explainer(api.config.scheduler_admin)
 
     async def index(api: Api, request: Request) -> Response:
         return _answer(static[_INDEX], request)

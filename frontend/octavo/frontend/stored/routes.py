@@ -17,9 +17,7 @@ _StoredHandler = Callable[[Api, Request, StoredResponses], Awaitable[Response]]
 
 _RESPONSE: Final = "/v1/responses/{response_id}"
 _CONVERSATION: Final = "/v1/conversations/{conversation_id}"
-_CREATE: Final = ("POST", "/v1/responses")
 _ROUTES: Final[dict[tuple[str, str], _StoredHandler]] = {
-    _CREATE: creation.create,
     ("POST", f"{_RESPONSE}/cancel"): retrieval.cancel,
     ("GET", f"{_RESPONSE}/input_items"): retrieval.input_items,
     ("GET", _RESPONSE): retrieval.retrieve,
@@ -35,11 +33,16 @@ _ROUTES: Final[dict[tuple[str, str], _StoredHandler]] = {
 }
 
 
+def creating(stored: StoredResponses | None) -> Handler:
+    """Returns the handler of POST /v1/responses; without `stored` responses are answered and not kept."""
+    return _with(stored, creation.create) if stored else responses
+
+
 def routes(api: Api, stored: StoredResponses | None) -> list[Route]:
-    """Returns the routes of this folder; without `stored` responses are answered and not kept."""
+    """Returns the routes of what is stored."""
     found: dict[str, dict[str, Handler]] = {}
     for (method, path), handler in _ROUTES.items():
-        found.setdefault(path, {})[method] = _with(stored, handler) if stored else _without(method, path)
+        found.setdefault(path, {})[method] = _with(stored, handler) if stored else _refuse
     return [route(api, path, _by_method(handlers), *handlers) for path, handlers in found.items()]
 
 
@@ -58,12 +61,9 @@ def _with(stored: StoredResponses, handler: _StoredHandler) -> Handler:
     return answer
 
 
-def _without(method: str, path: str) -> Handler:
-    async def refuse(api: Api, request: Request) -> Response:
-        raise NotFound(
-            Reason.NOT_STORED,
-            "this server stores no responses and conversations; send what was said before along, or start the frontend"
-            " with --response-store",
-        )
-
-    return responses if (method, path) == _CREATE else refuse
+async def _refuse(api: Api, request: Request) -> Response:
+    raise NotFound(
+        Reason.NOT_STORED,
+        "this server stores no responses and conversations; send what was said before along, or start the frontend"
+        " with --response-store",
+    )

@@ -60,7 +60,7 @@ class NativeQuantizedLinear:
         self.group = weight.group
         _check(weight, bias, activation)
         self._index = library.functions.octavo_quantized_format(byref(_layout(weight.format)))
-        if self._index < 0:
+        if self._index < 0 or weight.format.floats:
             raise ValueError(f"there are no kernels for {weight.format.name}")
         self.gated = activation is not None
         self.outputs = self.rows // 2 if self.gated else self.rows

@@ -24,9 +24,12 @@ from triton.compiler import ASTSource
 
 from octavo.kernels.triton.devices import HOPPER, shared_limit, takes_fp8
 
-# Those that Octavo is made for: A100, RTX 30 and A10, RTX 40 and L4, H100 and H200, RTX 50.
-CAPABILITIES = (80, 86, 89, HOPPER, 120)
+# Those that Octavo is made for: A100, RTX 30 and A10, RTX 40 and L4, H100 and H200, B200, RTX 50.
+CAPABILITIES = (80, 86, 89, HOPPER, 100, 120)
 _WARP = 32
+# The matrix instructions, by what the PTX calls them, and those of data centres' GPUs; others have "mma".
+_MATRIX = {"wgmma": "wgmma.mma", "tcgen05": "tcgen05.mma", "mma": "mma.sync"}
+_LARGE_MATRIX = {HOPPER: "wgmma", 100: "tcgen05"}
 _PACKAGE = "octavo.kernels.triton."
 # Modules with kernels; each yields its variants, some by the compute capability.
 MODULES = (
@@ -37,9 +40,10 @@ MODULES = (
     "moves",
     "sampling.draw",
     "sampling.stats",
+    "work_list",
     "write",
 )
-FITTED_MODULES = ("layers.matmul", "paged_variants")
+FITTED_MODULES = ("layers.float8", "layers.grouped", "layers.matmul", "layers.packed", "paged_variants")
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ class Variant:
 @dataclass(frozen=True)
 class Compiled:
     """Reports the compiled variant `name`: bytes of `shared` memory of a program, `registers` and bytes `spilled` of a
-    thread, and the `matrix` instructions that it uses: "wgmma", "mma" or none."""
+    thread, and the `matrix` instructions that it uses: "wgmma", "tcgen05", "mma" or none."""
 
     name: str
     shared: int
@@ -121,14 +125,14 @@ def faults(variant: Variant, compiled: Compiled, capability: int = HOPPER) -> li
     found = []
     if compiled.shared > (limit := shared_limit(capability)):
         found.append(f"takes {compiled.shared} bytes of shared memory; there are {limit}")
-    wanted = "wgmma" if capability == HOPPER else "mma"
+    wanted = _LARGE_MATRIX.get(capability, "mma")
     if variant.requires_wgmma and compiled.matrix != wanted:
         found.append(f"does not use {wanted}, on which the promise of its results rests")
     return found
 
 
 def _matrix(ptx: str) -> str:
-    return next((kind for kind, name in (("wgmma", "wgmma.mma"), ("mma", "mma.sync")) if name in ptx), "")
+    return next((kind for kind, name in _MATRIX.items() if name in ptx), "")
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:

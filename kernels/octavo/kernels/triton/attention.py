@@ -1,7 +1,6 @@
 """Implements `octavo.kernels.backend.AttentionBackend`, paged attention on a GPU, in Triton."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,15 +13,16 @@ from octavo.kernels.triton.devices import multiprocessors, shared_memory
 from octavo.kernels.triton.language import POINTERS
 from octavo.kernels.triton.launch import Problem, SequenceRange, TritonStep
 from octavo.kernels.triton.tiles import (
+    DECODE_SPLIT_KEYS,
     EXACT_SPLIT_KEYS,
     MAX_GROUP,
     Tiles,
     decode_tiles,
     exact_tiles,
     fitted,
+    num_decode_splits,
     num_splits,
     prefill_tiles,
-    programs_of_splits,
 )
 from octavo.kernels.triton.write import reshape_and_cache
 
@@ -106,7 +106,9 @@ class TritonAttention:
         )
         if problem.group > MAX_GROUP:
             raise ValueError(f"{problem.group} query heads share a KV head; the kernels take up to {MAX_GROUP}")
-        output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        # Nothing attends for padding, which is to hold numbers all the same.
+        make = torch.zeros if step.most_chunk_tokens else torch.empty
+        output = make(query.shape, dtype=query.dtype, device=query.device)
         for share in self._shares(problem):
             launch.attend(problem, share, output)
         return output
@@ -125,27 +127,39 @@ class TritonAttention:
         count = problem.step.num_decodes
         tiles = decode_tiles(problem.group, problem.head_dim, problem.query.dtype, problem.key_cache.dtype)
         tiles = self._fitted(tiles, problem)
-        splits = self._splits(problem, count, 1)
-        return SequenceRange(0, count, count, 1, tiles, decode=True, num_splits=splits)
+        splits = self._decode_splits(problem)
+        return SequenceRange(
+            0,
+            count,
+            count,
+            1,
+            tiles,
+            decode=True,
+            num_splits=splits,
+            least_keys=DECODE_SPLIT_KEYS,
+            multiprocessors=self._multiprocessors,
+        )
 
     def _prefill(self, problem: Problem) -> SequenceRange:
         step = problem.step
         tiles = prefill_tiles(problem.group, problem.head_dim, problem.query.dtype, step.max_query_len)
         tiles = self._fitted(tiles, problem)
-        tokens = step.num_tokens - step.num_decodes
+        tokens = step.most_chunk_tokens or step.num_tokens - step.num_decodes
         share = SequenceRange(step.num_decodes, step.num_sequences, tokens, step.max_query_len, tiles)
-        splits = self._splits(problem, share.num_tiles(problem.group), step.max_query_len)
+        # Of a captured step's sequences most are not there.
+        num_tiles = (
+            tokens // (tiles.rows // problem.group) + 1 if step.most_chunk_tokens else share.num_tiles(problem.group)
+        )
+        splits = num_splits(num_tiles * problem.kv_heads, step.most_seen(step.max_query_len), self._multiprocessors)
         return SequenceRange(step.num_decodes, step.num_sequences, tokens, step.max_query_len, tiles, num_splits=splits)
 
-    def _splits(self, problem: Problem, num_tiles: int, max_query_len: int) -> int:
-        step = problem.step
-        seen = min(step.max_context_len, step.window + max_query_len) if step.window else step.max_context_len
-        return num_splits(num_tiles * problem.kv_heads, seen, self._multiprocessors)
+    def _decode_splits(self, problem: Problem) -> int:
+        return num_decode_splits(problem.kv_heads, problem.step.most_seen(1), self._multiprocessors)
 
     def _exact_share(self, problem: Problem) -> SequenceRange:
         step = problem.step
         tiles = exact_tiles(problem.group, problem.head_dim, problem.query.dtype)
-        share = SequenceRange(
+        return SequenceRange(
             0,
             step.num_sequences,
             step.num_tokens,
@@ -153,9 +167,8 @@ class TritonAttention:
             self._fitted(tiles, problem, keeps_rows=True),
             num_splits=max(1, -(-step.max_context_len // EXACT_SPLIT_KEYS)),
             split_keys=EXACT_SPLIT_KEYS,
+            multiprocessors=self._multiprocessors,
         )
-        programs = share.num_tiles(problem.group) * problem.kv_heads
-        return replace(share, split_programs=programs_of_splits(programs, share.num_splits, self._multiprocessors))
 
     def _fitted(self, tiles: Tiles, problem: Problem, *, keeps_rows: bool = False) -> Tiles:
         dtypes = problem.query.dtype, problem.key_cache.dtype

@@ -9,7 +9,7 @@ _H200_MULTIPROCESSORS = 132
 _SHARED_KIB = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}
 HOPPER = 90
 # From here on kernels convert to and from fp8 (e4m3).
-_FP8_FROM = 89
+FP8_FROM = 89
 
 
 def shared_limit(capability: int) -> int:
@@ -19,7 +19,7 @@ def shared_limit(capability: int) -> int:
 
 def takes_fp8(capability: int) -> bool:
     """Returns whether a cache may be of fp8 on a GPU of this compute capability."""
-    return capability >= _FP8_FROM
+    return capability >= FP8_FROM
 
 
 @lru_cache

@@ -1,6 +1,7 @@
 """Launches the kernels of paged attention in configurations that follow from what the host knows."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -9,7 +10,21 @@ from torch import Tensor
 from octavo.kernels.backend import GroupBatch
 from octavo.kernels.checks import check_block_ids, check_lengths, check_window
 from octavo.kernels.triton.paged import attend_kernel, combine_kernel
-from octavo.kernels.triton.tiles import Tiles, padded
+from octavo.kernels.triton.tiles import Tiles, listed_programs, padded
+from octavo.kernels.triton.work_list import WorkList, list_work
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLengths:
+    """Holds what the host knows of the sequences of a step that are no decodes, in their order: tokens of this step,
+    and tokens in the cache once it has written its own."""
+
+    query_lens: Sequence[int]
+    context_lens: Sequence[int]
+
+
+# Of a step without prompts, or whose lengths only the device knows.
+NO_PROMPTS = PromptLengths((), ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +38,12 @@ class TritonStep:
     sequence.
 
     On the host: the first `num_decodes` sequences have one query token each; `max_query_len` is at least the longest
-    query of the others, 0 if there is none, `max_context_len` at least the longest context; `window` 0: none.
+    query of the others, 0 if there is none, `max_context_len` at least the longest context; `window` 0: none;
+    `prompts` are their lengths, where these are known. The others have at most `most_chunk_tokens` tokens, in any rows,
+    or with 0 all that are not of decodes: a captured step has places for more decodes than there are, and padding
+    behind all.
+
+    `work` keeps the lists of the step's work: its first layer makes them, the others read them.
     """
 
     slot_mapping: Tensor
@@ -36,10 +56,20 @@ class TritonStep:
     num_tokens: int
     max_context_len: int
     window: int
+    prompts: PromptLengths = NO_PROMPTS
+    most_chunk_tokens: int = 0
+    work: dict[tuple["SequenceRange", int, int, int], WorkList] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def num_sequences(self) -> int:
         return len(self.table_rows)
+
+    def most_seen(self, num_queries: int) -> int:
+        """Returns the most keys that so many queries of one sequence see, one after the other."""
+        seen = self.max_context_len
+        return min(seen, self.window + num_queries) if self.window else seen
 
     @classmethod
     def of(cls, batch: GroupBatch, block_size: int, device: torch.device) -> "TritonStep":
@@ -60,6 +90,7 @@ class TritonStep:
             num_tokens=sum(batch.query_lens),
             max_context_len=max(batch.context_lens, default=0),
             window=batch.window,
+            prompts=PromptLengths(batch.query_lens[num_decodes:], batch.context_lens[num_decodes:]),
         )
 
 
@@ -117,9 +148,9 @@ class SequenceRange:
     """Describes the sequences of a step that one configuration serves: from `first_sequence` up to `last_sequence`.
 
     `decode`: each has one query token, in the row of its number; else they have up to `max_query_len` query tokens,
-    `num_tokens` in all. Their keys are cut into `num_splits`, by a device that sees how long each sequence is, or into
-    splits of `split_keys` keys each (0: into `num_splits`); `split_programs` programs share the splits (0: one program
-    each).
+    `num_tokens` in all. Their keys are cut by a device that sees how long each sequence is: into splits of `split_keys`
+    keys each, or with 0 into `num_splits` of at least `least_keys` keys. With `multiprocessors` the device lists its
+    work first, and so many of them share it; with 0 each split has a program of its own.
     """
 
     first_sequence: int
@@ -130,7 +161,8 @@ class SequenceRange:
     decode: bool = False
     num_splits: int = 1
     split_keys: int = 0
-    split_programs: int = 0
+    least_keys: int = 0
+    multiprocessors: int = 0
 
     @property
     def fuses(self) -> bool:
@@ -157,7 +189,7 @@ def attend(problem: Problem, share: SequenceRange, output: Tensor) -> None:
     """Fills the rows of `output` that belong to the sequences of `share`. Arguments are checked by the caller."""
     tiles, programs = share.num_tiles(problem.group), problem.kv_heads
     if share.num_splits == 1:
-        _attend(problem, share, output, (tiles * programs, 1), 0, None, None)
+        _attend(problem, share, output, (tiles * programs, 1), 0, None, None, None)
         return
     rows = share.split_rows(problem.group)
     tile_bytes = programs * share.num_splits * rows * (problem.head_dim + 2) * 4
@@ -166,10 +198,21 @@ def attend(problem: Problem, share: SequenceRange, output: Tensor) -> None:
     sums = torch.empty((*shape, problem.head_dim), dtype=torch.float32, device=output.device)
     scores = torch.empty((*shape, 2), dtype=torch.float32, device=output.device)
     for first_tile in range(0, tiles, together):
-        count = min(together, tiles - first_tile) * programs
-        grid = (count, share.split_programs or share.num_splits)
-        _attend(problem, share, output, grid, first_tile, sums, scores)
-        _combine(problem, share, output, (count, rows), first_tile, sums, scores)
+        count = min(together, tiles - first_tile)
+        work, grid = None, (count * programs, share.num_splits)
+        if share.multiprocessors:
+            work = _work(problem, share, first_tile, count)
+            grid = listed_programs(count * programs * share.num_splits, share.multiprocessors), 1
+        _attend(problem, share, output, grid, first_tile, work, sums, scores)
+        _combine(problem, share, output, (count * programs, rows), first_tile, work, sums, scores)
+
+
+def _work(problem: Problem, share: SequenceRange, first_tile: int, num_tiles: int) -> WorkList:
+    """Returns the list of what there is to do in some tiles of `share`, the same in every layer."""
+    made, key = problem.step.work, (share, problem.group, first_tile, num_tiles)
+    if key not in made:
+        made[key] = list_work(problem.step, share, problem.group, first_tile, num_tiles)
+    return made[key]
 
 
 def _attend(
@@ -178,6 +221,7 @@ def _attend(
     output: Tensor,
     grid: tuple[int, int],
     first_tile: int,
+    work: WorkList | None,
     sums: Tensor | None,
     scores: Tensor | None,
 ) -> None:
@@ -186,6 +230,8 @@ def _attend(
         output,
         sums,
         scores,
+        work and work.pieces,
+        work and work.counts,
         problem.query,
         problem.key_cache,
         problem.value_cache,
@@ -226,6 +272,7 @@ def _combine(
     output: Tensor,
     grid: tuple[int, int],
     first_tile: int,
+    work: WorkList | None,
     sums: Tensor,
     scores: Tensor,
 ) -> None:
@@ -234,6 +281,7 @@ def _combine(
         output,
         sums,
         scores,
+        work and work.counts,
         step.context_lens,
         step.query_starts,
         problem.sinks,
@@ -262,5 +310,6 @@ def tile_constants(group: int, head_dim: int, share: SequenceRange) -> dict[str,
         "TILE_ROWS": share.tiles.rows,
         "TILE_KEYS": share.tiles.keys,
         "SPLIT_KEYS": share.split_keys,
+        "LEAST_KEYS": share.least_keys,
         "DECODE": share.decode,
     }

@@ -10,7 +10,15 @@ from octavo.kernels.triton.devices import HOPPER, shared_limit
 from octavo.kernels.triton.language import POINTERS
 from octavo.kernels.triton.launch import COMBINING_WARPS, TILE_SPLITS, SequenceRange, tile_constants
 from octavo.kernels.triton.paged import attend_kernel, combine_kernel
-from octavo.kernels.triton.tiles import EXACT_SPLIT_KEYS, Tiles, decode_tiles, exact_tiles, fitted, prefill_tiles
+from octavo.kernels.triton.tiles import (
+    DECODE_SPLIT_KEYS,
+    EXACT_SPLIT_KEYS,
+    Tiles,
+    decode_tiles,
+    exact_tiles,
+    fitted,
+    prefill_tiles,
+)
 
 _CACHE_POINTERS = {**POINTERS, torch.float8_e4m3fn: "*fp8e4nv"}
 _INTEGERS = {name for name in attend_kernel.arg_names if name.endswith("_stride")}
@@ -44,7 +52,7 @@ class _Case:
         match self.mode:
             case "decode":
                 tiles = decode_tiles(self.group, self.head_dim, self.dtype, self.cached)
-                return SequenceRange(0, 0, 0, 1, self._fitted(tiles), decode=True)
+                return SequenceRange(0, 0, 0, 1, self._fitted(tiles), decode=True, least_keys=DECODE_SPLIT_KEYS)
             case "prefill":
                 tiles = prefill_tiles(self.group, self.head_dim, self.dtype, self.max_query_len)
                 return SequenceRange(0, 0, 0, self.max_query_len, self._fitted(tiles))
@@ -62,7 +70,7 @@ class _Case:
             **dict.fromkeys(("key_cache", "value_cache"), _CACHE_POINTERS[self.cached]),
             **dict.fromkeys(("split_sums", "split_scores", "alibi_slopes"), "*fp32"),
             "sinks": POINTERS[self.dtype],
-            **dict.fromkeys(("block_tables", "table_rows", "context_lens", "query_starts"), "*i32"),
+            **dict.fromkeys(("pieces", "counts", "block_tables", "table_rows", "context_lens", "query_starts"), "*i32"),
             **dict.fromkeys(("scale", "softcap", "value_scale"), "fp32"),
             **dict.fromkeys(_COUNTS, "i32"),
             **dict.fromkeys(_INTEGERS, "i32"),
@@ -126,7 +134,7 @@ def _attending(case: _Case) -> Variant:
 
 
 def _combining(case: _Case) -> Variant:
-    absent = {} if case.sinks else {"sinks": None}
+    absent = {name: None for name in _absent(case) if name in ("counts", "sinks")}
     return Variant(
         name=f"combine: {case}",
         kernel=combine_kernel,
@@ -139,5 +147,12 @@ def _combining(case: _Case) -> Variant:
 
 
 def _absent(case: _Case) -> dict[str, None]:
-    present = {"split_sums": case.split, "split_scores": case.split, "sinks": case.sinks, "alibi_slopes": case.alibi}
+    # Decodes and exact attention have a list of their pieces.
+    listed = case.split and case.mode != "prefill"
+    present = {
+        **dict.fromkeys(("split_sums", "split_scores"), case.split),
+        **dict.fromkeys(("pieces", "counts"), listed),
+        "sinks": case.sinks,
+        "alibi_slopes": case.alibi,
+    }
     return dict.fromkeys(name for name, given in present.items() if not given)

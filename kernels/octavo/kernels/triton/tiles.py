@@ -10,6 +10,8 @@ import torch
 MAX_GROUP = 128
 # Keys of a split in exact mode: where splits lie must not depend on the batch. A multiple of every tile's keys.
 EXACT_SPLIT_KEYS = 2048
+# The least keys of a split in decode: its sums, which go to the L2 cache and back, are then 1 % of what it reads.
+DECODE_SPLIT_KEYS = 512
 
 # A tile of keys in decode: two programs per multiprocessor then have 128 KiB under way, thrice what its share of the
 # bandwidth (33 KB/us) and a latency of about 1 us ask for, and 4 warps have 16 bytes to load, 8 times over.
@@ -127,18 +129,17 @@ def next_power_of_2(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-# The keys of every sequence are split into stretches, so that a few sequences keep a whole GPU busy. The number of
-# stretches follows from what the host knows, since a launch may be captured in a CUDA graph; each sequence is then
-# split evenly by its own length. The constants come from arithmetic and are to be replaced by measured ones.
+# The keys of a sequence are split into stretches, so that a few sequences keep a whole GPU busy, and a long one does
+# not hold up the others. The constants come from arithmetic and are to be replaced by measured ones.
 
 # The share of multiprocessors that programs in one pass must occupy: alone on a multiprocessor, one has 64 KiB under
 # way, twice what saturates memory, and a second kernel costs some 3 us.
 _OCCUPIED = 0.75
-# Programs of attention that a multiprocessor holds at once.
+# Programs of attention that a multiprocessor holds at once; those of a list of pieces may be more than that: who comes
+# late finds nothing to do.
 _PROGRAMS_PER_MULTIPROCESSOR = 2
-# And of such as find nothing to do: where splits lie still, a graph that was captured for the longest context has most.
-_PROGRAMS_OF_STILL_SPLITS = 8
-# Keys for which another split is worth its part of the sums.
+_LISTED_PROGRAMS_PER_MULTIPROCESSOR = 4
+# Keys for which another split of a chunk's is worth its part of the sums.
 _LEAST_KEYS = 256
 _MOST_SPLITS = 128
 
@@ -150,12 +151,20 @@ def num_splits(programs: int, max_keys: int, multiprocessors: int) -> int:
     """
     if programs >= _OCCUPIED * multiprocessors:
         return 1
+    return _most_splits(programs, max_keys, _LEAST_KEYS, multiprocessors)
+
+
+def num_decode_splits(kv_heads: int, max_keys: int, multiprocessors: int) -> int:
+    """Returns the splits of a decode that sees `max_keys` keys: as many as suit it when it is alone. What a sequence's
+    sums are made of does not depend on what stands beside it."""
+    return _most_splits(kv_heads, max_keys, DECODE_SPLIT_KEYS, multiprocessors)
+
+
+def _most_splits(programs: int, max_keys: int, least_keys: int, multiprocessors: int) -> int:
     wanted = _PROGRAMS_PER_MULTIPROCESSOR * multiprocessors // max(1, programs)
-    return max(1, min(wanted, max_keys // _LEAST_KEYS, _MOST_SPLITS))
+    return max(1, min(wanted, max_keys // least_keys, _MOST_SPLITS))
 
 
-def programs_of_splits(programs: int, num_splits: int, multiprocessors: int) -> int:
-    """Returns the number of programs that share the fixed splits of each of `programs`. Few tiles keep a GPU busy by
-    their splits; many tiles need no more programs, and programs without a split take their time too."""
-    wanted = -(-_PROGRAMS_OF_STILL_SPLITS * multiprocessors // max(1, programs))
-    return max(1, min(wanted, num_splits))
+def listed_programs(pieces: int, multiprocessors: int) -> int:
+    """Returns the number of programs that share a list of up to `pieces` pieces of work in each KV head."""
+    return max(1, min(pieces, _LISTED_PROGRAMS_PER_MULTIPROCESSOR * multiprocessors))

@@ -94,7 +94,7 @@ class StepTimeModel(Struct, frozen=True, forbid_unknown_fields=True):
 class Calibration(Struct, frozen=True, forbid_unknown_fields=True):
     """Describes a worker as a simulation needs it: its sizes, how long its steps take, and how far that is from what
     was measured (`error`: the median of the relative differences). `costs` are what the worker would report to a
-    scheduler."""
+    scheduler; `kv_bytes_per_token` is that of all KV groups together, 0 in older files."""
 
     model: Name
     device: Name
@@ -107,6 +107,7 @@ class Calibration(Struct, frozen=True, forbid_unknown_fields=True):
     times: StepTimeModel
     error: Annotated[float, Meta(ge=0.0)]
     costs: StepCosts | None = None
+    kv_bytes_per_token: Count = 0
 
     def write(self, path: Path) -> None:
         """Writes the calibration to `path` as JSON that people can read. Raises `OSError`."""

@@ -2,7 +2,7 @@
 
 from octavo.scheduler.core.admission import Refusal, refuse_malformed, refuse_misfit
 from octavo.scheduler.core.events import FrontendLost
-from octavo.scheduler.core.sequence import PoolingGroup, RequestGroup, Sequence, SequenceStatus
+from octavo.scheduler.core.sequence import RequestGroup, Sequence, SequenceStatus
 from octavo.scheduler.core.state import SchedulerState
 from octavo.wire.requests import (
     LOAD_INTERVAL_S,
@@ -121,8 +121,7 @@ class FrontendLeases:
         arrival = now - request.age_ms / 1000.0
         order = (arrival - request.priority * self._state.config.priority_ageing_s, self._next_serial)
         self._next_serial += 1
-        kind = RequestGroup if request.pooling is None else PoolingGroup
-        return kind(request, arrival, order, frontend_id=frontend_id)
+        return RequestGroup(request, arrival, order, frontend_id=frontend_id)
 
     def abort(self, frontend_id: int, request_ids: list[str]) -> None:
         """Ends requests that a frontend no longer wants; unknown ones are ignored."""

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable
 from octavo.scheduler.core.admission import has_capacity, worst_case_blocks
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.sequence import PrefixGroup, RequestGroup
+from octavo.wire.pooling import PoolingParams
 from octavo.wire.requests import MAX_PREFIXES, NO_CACHE_KEY, Prefix, Request
 from octavo.wire.sampling import SamplingParams
 from octavo.wire.steps import ModelInfo
@@ -149,25 +150,31 @@ class PrefixPins:
 
     def _group(self, prefix: Prefix, replica: Replica) -> PrefixGroup:
         self._count += 1
+        model = replica.hello.model
         request = Request(
             request_id=f"prefix {prefix.name}",
             attempt=self._count,
             resubmitted=False,
-            model_fingerprint=replica.hello.model.fingerprint,
+            model_fingerprint=model.fingerprint,
             prompt_token_ids=prefix.token_ids,
             generated=[],
-            # The one token is thrown away: the KV of the prompt is wanted.
+            # The one token, or output, is thrown away: the KV of the prompt is wanted.
             sampling=SamplingParams(max_tokens=1),
             priority=0,
             tenant="",
             cache_key=NO_CACHE_KEY,
             age_ms=0,
+            pooling=None if model.pooling is None else PoolingParams(model.pooling.task),
         )
         first = float("-inf")
         return PrefixGroup(request, first, (first, self._count), prefix_name=prefix.name)
 
 
 def _model_refusal(prefix: Prefix, model: ModelInfo) -> str | None:
+    if model.pooling is not None and model.pooling.gathers:
+        return (
+            f"{model.name} makes its outputs of all tokens of a text, so that each text is computed from the first on"
+        )
     if len(prefix.token_ids) + 1 >= model.max_model_len:
         return f"{len(prefix.token_ids)} tokens leave no room in the context of {model.max_model_len}"
     if max(prefix.token_ids) >= model.vocab_size:

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from octavo.scheduler.core.admission import has_capacity, refuse_misfit
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.events import PrefixGivenUp
+from octavo.scheduler.core.peers.prefix_copies import PrefixCopies
 from octavo.scheduler.core.pinned_prefixes import making_way_for
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.replica_table import ReplicaTable
@@ -24,6 +25,7 @@ def next_admission(
     waiting: WaitingQueue,
     builders: list[StepBuilder],
     replica_table: ReplicaTable,
+    prefix_copies: PrefixCopies,
     policy: StepPolicy,
     config: SchedulerConfig,
     now: float,
@@ -51,7 +53,7 @@ def next_admission(
             builder for builder in possible if builder.obstacle(group, whole_prompt=policy.whole_prompts) is None
         ]
         if fitting:
-            return group, _quickest(fitting, group)
+            return group, _quickest(fitting, group, prefix_copies, now)
         tried.update(builder.replica.replica_id for builder in possible)
         is_overdue = now - group.arrival >= config.overtaking_s or waiting.has_run_before(group)
         closed = {
@@ -65,12 +67,13 @@ def next_admission(
     return None
 
 
-def _quickest(builders: list[StepBuilder], group: RequestGroup) -> StepBuilder:
+def _quickest(builders: list[StepBuilder], group: RequestGroup, prefix_copies: PrefixCopies, now: float) -> StepBuilder:
     # Adding up a load costs a walk over all that runs, so only where there is a choice.
     if len(builders) == 1:
         return builders[0]
     usual_rate = _mean_rate(builders)
-    return min(builders, key=lambda builder: _wait(builder.replica, group, usual_rate))
+    saved = prefix_copies.savings(group, [builder.replica for builder in builders], now)
+    return min(builders, key=lambda builder: _wait(builder.replica, group, usual_rate, saved.get(builder.replica, 0.0)))
 
 
 def _mean_rate(builders: list[StepBuilder]) -> float:
@@ -79,10 +82,12 @@ def _mean_rate(builders: list[StepBuilder]) -> float:
     return sum(rates) / len(rates) if rates else 1.0
 
 
-def _wait(replica: Replica, group: RequestGroup, usual_rate: float) -> float:
+def _wait(replica: Replica, group: RequestGroup, usual_rate: float, num_saved: float) -> float:
     """Returns the seconds, or any unit in which all replicas are measured, until the group's prompt would be computed:
-    so a prefix hit counts by the tokens it saves, and a fast replica by its speed."""
-    return (replica.load + replica.kv.num_uncomputed(group)) / (replica.stats.token_rate or usual_rate)
+    so a prefix hit counts by the tokens it saves, as does what can be copied, less what that takes, and a fast replica
+    by its speed."""
+    num_tokens = replica.load + replica.kv.num_uncomputed(group) - num_saved
+    return num_tokens / (replica.stats.token_rate or usual_rate)
 
 
 def describe_wait(group: RequestGroup, position: int, replicas: Collection[Replica], now: float) -> str:

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from octavo.scheduler.core.config import SchedulerConfig
-from octavo.scheduler.core.sequence import PrefixGroup, RequestGroup, Sequence, SequenceGroup, SequenceStatus
+from octavo.scheduler.core.sequence import BlockRead, PrefixGroup, RequestGroup, Sequence, SequenceGroup, SequenceStatus
 from octavo.scheduler.core.speculation.asking import AskingPrices
 from octavo.scheduler.core.speculation.pricing import Prices
 from octavo.scheduler.core.steps_in_flight import NextPlan, OutstandingStep, ReplicaStats, StepsInFlight, StepSize
@@ -220,7 +220,7 @@ class Replica:
             self.stats.add(step, result)
             if step.is_alone and step.num_tokens and self.prices.is_known:
                 self.prices.answered_alone(seconds, result.times)
-            if step.proposals:
+            if step.proposals and not step.prefills:
                 self.asking.answered(len(step.proposals), max(step.proposals.values()), result.times.propose_us)
             if step.num_tokens and not step.prefills and self.prices.is_known:
                 self.prices.answered(step.num_tokens - step.num_guesses, step.num_tokens, result.times)
@@ -256,8 +256,13 @@ class Replica:
         goes_on = group.comes_back or bool(group.reads_of(self.replica_id, from_disk=True))
         reads = self.kv.fetch(group, goes_on=goes_on)
         if reads:
-            group.fetches(self.replica_id, reads)
+            self.awaits(group, reads)
         return bool(reads)
+
+    def awaits(self, group: SequenceGroup, reads: list[BlockRead]) -> None:
+        """Lets a group wait for these reads; what it begins with besides stays here, as far as others leave room."""
+        group.fetches(self.replica_id, reads)
+        self.kv.use(group)
 
     def place(self, group: SequenceGroup) -> int:
         """Returns how many running groups come before `group`, which runs here too."""

@@ -184,10 +184,11 @@ class Scheduler:
                 any_idle = True
             elif builder := self._builder(replica, head, now):
                 builders.append(builder)
-        while admission := next_admission(waiting, builders, self.replica_table, self.policy, self.config, now):
+        copies, table = self.state.prefix_copies, self.replica_table
+        while admission := next_admission(waiting, builders, table, copies, self.policy, self.config, now):
             group, builder = admission
             # What is known to be on another replica comes before what a disk may have.
-            is_copied = len(self.replicas) > 1 and self.state.prefix_copies.fetch(group, builder.replica, now)
+            is_copied = len(self.replicas) > 1 and copies.fetch(group, builder.replica, now)
             if not (is_copied or builder.replica.fetch(group)):
                 self._admit(group, builder, now)
         for builder in builders:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from octavo.scheduler.core.speculation.draft import Draft, DraftSource
+from octavo.scheduler.core.speculation.pauses import Pause
 from octavo.scheduler.core.step.beam_search import BeamSearchState
 from octavo.wire import history
 from octavo.wire.requests import (
@@ -79,8 +80,8 @@ class Placement:
     parent: "Sequence | None" = None
     # Known tokens that the worker knows; a beam's next one is sent with the work that computes it.
     num_sent: int = 0
-    # The drafter has found a text that the sequence repeats, or has not looked for one yet.
-    may_repeat: bool = True
+    # The drafter has found no text that the sequence repeats, and looks for one less and less often.
+    silence: Pause | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -524,11 +525,6 @@ class RequestGroup(_Group):
     """A request that is held for a frontend."""
 
     frontend_id: int = field(kw_only=True)
-
-
-@dataclass(slots=True, eq=False)
-class PoolingGroup(RequestGroup):
-    """A request for the model's output of its prompt, which ends with that: no token follows the prompt."""
 
 
 @dataclass(slots=True, eq=False)

@@ -156,6 +156,13 @@ class CachedBlocks:
                     self.evicted.append((block_id, content))
         return block_ids
 
+    def use(self, block_ids: Iterable[int]) -> None:
+        """Lets blocks, as far as they are free, be taken after all others that are free now, in the order in which
+        `release` would have given them up together."""
+        block_ids = list(block_ids)
+        self.pool.share(block_ids)
+        self.release(block_ids)
+
     def park(self, step_id: int, block_ids: list[int]) -> None:
         """Keeps blocks that are given up until this step is answered."""
         if block_ids:

@@ -231,6 +231,11 @@ class KVCacheManager:
         loads = [cpu_block for begin in begins for cpu_block in begin.loads.values()]
         return self.disk.fetch([*dict.fromkeys(contents)], loads, goes_on=goes_on)
 
+    def use(self, group: SequenceGroup) -> None:
+        for begin in self._lookup.begins(group.leaders()):
+            self.blocks.use(present(begin.found))
+            self.cpu_blocks.use(begin.loads.values())
+
     def allocate(self, group: SequenceGroup, step_id: int) -> list[BlockMove]:
         """Gives each leader the blocks of all its known tokens (see `KVMemory`): equal beginnings inside a group share
         blocks, cached or not. Taking all blocks at the start rather than chunk by chunk keeps half-prefilled prompts
@@ -630,12 +635,12 @@ def paged_memory(hello: WorkerHello, config: SchedulerConfig, census: BlockCensu
         hello.num_blocks,
         hello.block_size,
         watermark=config.watermark,
-        prefix_caching=config.prefix_caching and bool(hello.kv_groups),
+        prefix_caching=config.prefix_caching and bool(hello.kv_groups) and not hello.gathers,
         windows=[group.window for group in hello.kv_groups],
         num_cpu_blocks=hello.num_cpu_blocks,
         # Workers before that refuse plans that move blocks both ways.
         cpu_tier=hello.schema_version >= 9 and moves_pay(hello),
-        disk=hello.kv_disk if disk_pays(hello) else None,
+        disk=hello.kv_disk if disk_pays(hello) and not hello.gathers else None,
         server=hello.block_server,
         census=census,
     )

@@ -153,6 +153,9 @@ class KVMemory(Protocol):
         """Has the disk read what the group begins with and no block holds, as far as there is room; returns the reads
         that it waits for, with those that others began. With `goes_on` it is likely to be there."""
 
+    def use(self, group: SequenceGroup) -> None:
+        """Lets what is here of the group's beginning be taken last: it waits for more of that."""
+
     def allocate(self, group: SequenceGroup, step_id: int) -> list[BlockMove]:
         """Gives each holder of the group, which has nothing, the blocks of all its known tokens; returns the copies
         that the worker must make in step `step_id`.

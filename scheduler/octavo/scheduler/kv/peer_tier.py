@@ -87,9 +87,17 @@ class PeerTier:
         keep = [cpu_block for begin in begins for cpu_block in begin.loads.values()]
         return source, Missing(contents, runs, reads, keep)
 
+    def num_given(self, sequence: Sequence) -> int:
+        """Counts the blocks of a sequence's beginning that are here for certain."""
+        return self._lookup.num_held(sequence, self._gives)
+
+    def num_found(self, sequence: Sequence) -> int:
+        """Counts the blocks with which a sequence would begin here."""
+        return self._lookup.begins([sequence])[0].num_blocks
+
     def _num_more(self, begun: list[tuple[Sequence, int]]) -> list[int]:
         """Counts the blocks that are here for certain of each sequence, beyond those with which it begins elsewhere."""
-        return [max(0, self._lookup.num_held(each, self._gives) - num_blocks) for each, num_blocks in begun]
+        return [max(0, self.num_given(each) - num_blocks) for each, num_blocks in begun]
 
     def copy(self, missing: Missing, source: "PeerTier", worker_id: str, timeout_s: float) -> Iterator[PeerCopy]:
         """Takes CPU blocks for what is missing, as far as there is room, and has the other replica, that of the worker

@@ -1,6 +1,7 @@
 """What one replica has computed of a prompt another one copies instead of computing it; where anything goes wrong, it
 is computed, with the same tokens, and no block leaks."""
 
+import io
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from octavo.scheduler.core.events import (
 from octavo.scheduler.core.explain import explain
 from octavo.scheduler.core.sequence import TierTokens
 from octavo.scheduler.core.workers import look_at_reads
+from octavo.scheduler.server.event_log import log_file, read_records, recorder, replay
 from octavo.testing.cluster import FRONTEND, Cluster, FakeDisk, FakeReplica, make_request, reference_tokens
 from octavo.testing.scenarios import plans
 from octavo.wire.costs import PrefillCosts, StepCosts, SwapCosts
@@ -285,6 +287,73 @@ def test_what_copies_took_is_not_believed_for_ever(make_cluster: MakeCluster) ->
     cluster.submit(again())
     finish(cluster, again())
     assert len(pulls(cluster)) == 2
+
+
+# -- placement -------------------------------------------------------------------------------------------------------
+
+
+def measured(make_cluster: MakeCluster, token_s: float = 0.01, **kwargs: Any) -> Cluster:
+    """Two workers that take new requests. The first has served `OLD`; of the second it is known that a copy from there
+    takes 10 ms."""
+    other = make_request("other", 21, 5)
+    cluster = served(make_cluster, OLD, other, costs=costs(token_s), **kwargs)
+    cluster.submit(again(other, "first"))
+    finish(cluster, again(other, "first"))
+    assert len(pulls(cluster)) == 1
+    cluster.handle(WorkerReadmitted("worker-1"))
+    return cluster
+
+
+def home(cluster: Cluster, num_busy: int = 0) -> int:
+    """The worker that computes `OLD` again, beside so many others that run on the first one."""
+    busy = [make_request(f"busy{i}", 3, 8) for i in range(num_busy)]
+    cluster.handle(WorkerCordoned("worker-2"))
+    cluster.submit(*busy)
+    cluster.step()
+    cluster.handle(WorkerReadmitted("worker-2"))
+    cluster.submit(again())
+    finish(cluster, again(), *busy)
+    (lookup,) = cluster.core.state.lookups.of("again")
+    return lookup.replica_id
+
+
+# More than a copy of what `OLD` begins with takes, and fewer than its tokens.
+BUSY = 5
+
+
+def test_what_can_be_copied_draws_no_request_to_a_busy_replica(make_cluster: MakeCluster) -> None:
+    cluster = measured(make_cluster)
+    assert home(cluster, BUSY) == 2
+    assert len(pulls(cluster)) == 2
+    assert cached_tokens(cluster)["again"] == 20
+
+
+def test_a_copy_counts_as_the_tokens_that_are_computed_in_its_time(make_cluster: MakeCluster) -> None:
+    # 10 of the 20: fewer than run on the first worker in the second case alone.
+    assert home(measured(make_cluster, token_s=0.001), 5) == 1
+    assert home(measured(make_cluster, token_s=0.001), 12) == 2
+
+
+@pytest.mark.parametrize("case", ["dear", "long ago", "failed"])
+def test_what_cannot_be_copied_cheaply_counts_as_computed(make_cluster: MakeCluster, case: str) -> None:
+    cluster = measured(make_cluster, token_s=0.0001 if case == "dear" else 0.01)
+    if case == "long ago":
+        cluster.now += 121
+    elif case == "failed":
+        state, (source, target) = cluster.core.state, cluster.core.replicas.values()
+        state.pulls.has_failed(source, target, cluster.now)
+    assert home(cluster, BUSY) == 1
+    assert len(pulls(cluster)) == 1
+
+
+def test_requests_that_go_where_something_is_copied_replay_exactly(make_cluster: MakeCluster) -> None:
+    file = io.BytesIO()
+    cluster = measured(make_cluster, config={"record": recorder(log_file(file))})
+    assert home(cluster, BUSY) == 2
+    file.seek(0)
+    result = replay(read_records(file))
+    assert result.difference is None
+    assert result.plans == sum(len(plans(replica)) for replica in cluster.replicas.values())
 
 
 # -- faults ----------------------------------------------------------------------------------------------------------

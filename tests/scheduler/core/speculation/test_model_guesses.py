@@ -1,5 +1,7 @@
 """Guesses of draft models are kept while they may come true, and tokens show how often they do."""
 
+from itertools import pairwise
+
 from octavo.scheduler.core.sequence import RequestGroup, Sequence
 from octavo.scheduler.core.speculation.draft import DraftSource
 from octavo.scheduler.core.speculation.model_guesses import ModelGuesses
@@ -59,6 +61,22 @@ def test_a_sequence_that_is_hard_to_guess_is_believed_less_than_others_and_again
     for _ in range(300):
         hard.append(7)
     assert guesses.chances("m", hard, 1)[0] > 0.4 * believed
+
+
+def test_a_sequence_that_is_believed_again_in_vain_is_so_after_twice_as_long_the_next_time() -> None:
+    _, sequence = make_group()
+    guesses = ModelGuesses()
+    forgiven = []
+    for place in range(1700):
+        chances = guesses.chances("m", sequence, 1)
+        if chances and chances[0] > 0.02:
+            forgiven.append(place)
+            guesses.take("m", sequence, [8])
+        sequence.append(7)
+    later = [place for previous, place in pairwise(forgiven) if place > previous + 100]
+    assert len(later) == 2
+    assert 256 <= later[0] <= 300
+    assert 512 <= later[1] - later[0] <= 560
 
 
 def test_nothing_is_kept_of_a_group_that_has_ended() -> None:

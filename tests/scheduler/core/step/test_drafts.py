@@ -442,9 +442,9 @@ class TestPrices:
         cluster.run()
         assert not drafts(replica)
 
-    @pytest.mark.parametrize(("setting", "asked_per_step"), [("auto", 4), (32, 32)])
-    def test_ask_sequences_that_repeat_nothing_in_few_steps_until_one_does(
-        self, make_cluster: MakeCluster, setting: Speculate, asked_per_step: int
+    @pytest.mark.parametrize(("setting", "turns"), [("auto", 1), (32, 16)])
+    def test_ask_sequences_that_repeat_nothing_less_and_less_often_until_one_does(
+        self, make_cluster: MakeCluster, setting: Speculate, turns: int
     ) -> None:
         asked: list[str] = []
         begun: set[str] = set()
@@ -453,22 +453,35 @@ class TestPrices:
             asked.append(group.request_id)
             return FORESIGHT(group, sequence, most) if group.request_id in begun else []
 
-        cluster = make_cluster(drafter=ScriptedDrafter(guess, chance=0.9), speculation=setting, max_num_seqs=32)
-        replica = cluster.join(num_blocks=2000, costs=self.FLAT)
-        requests = [make_request(f"r{i}", 2, 120) for i in range(32)]
+        cluster = make_cluster(drafter=ScriptedDrafter(guess, chance=0.9), speculation=setting, max_num_seqs=16)
+        replica = cluster.join(num_blocks=800, costs=self.FLAT)
+        requests = [make_request(f"r{i}", 2, 80) for i in range(16)]
         cluster.submit(*requests)
-        plan_until(cluster, lambda plan: plan.step_id == 40)
+        plan_until(cluster, lambda plan: plan.step_id == 32)
         asked.clear()
-        plan_until(cluster, lambda plan: plan.step_id == 56)
-        assert set(asked) == {request.request_id for request in requests}
-        # The turns of those that were admitted together are in different steps.
-        assert len(asked) == 16 * asked_per_step
+        plan_until(cluster, lambda plan: plan.step_id == 48)
+        assert sorted(asked) == sorted([request.request_id for request in requests] * turns)
         assert not drafts(replica)
-        begun.update(f"r{i}" for i in range(0, 32, 2))
-        # The first wait for a quarter as many steps as there are sequences at most, and then for those under way.
-        assert checking(cluster).step_id <= 56 + 32 // 4 + 2
+        begun.update(f"r{i}" for i in range(0, 16, 2))
+        # One of four turns is used at last; then those that are asked wait for the steps under way.
+        assert checking(cluster).step_id <= 48 + 16 + 2
         cluster.run()
         assert outputs(cluster, *requests) == references(*requests)
+
+    def test_ask_few_sequences_in_each_step(self, make_cluster: MakeCluster) -> None:
+        asked: list[str] = []
+
+        def guess(group: SequenceGroup, sequence: Sequence, most: int) -> list[int]:
+            asked.append(group.request_id)
+            return []
+
+        cluster = make_cluster(drafter=ScriptedDrafter(guess))
+        cluster.join(num_blocks=200, costs=self.FLAT)
+        cluster.submit(*(make_request(f"r{i}", 2, 40) for i in range(4)))
+        plan_until(cluster, lambda plan: plan.step_id == 20)
+        asked.clear()
+        plan_until(cluster, lambda plan: plan.step_id == 30)
+        assert len(asked) == 40
 
     def test_learn_what_waiting_costs_from_steps_that_were_alone(self, make_cluster: MakeCluster) -> None:
         cluster = make_cluster(max_steps_in_flight=1)

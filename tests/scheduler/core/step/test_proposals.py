@@ -1,6 +1,7 @@
 """Proposals: a worker's draft model guesses, and its guesses change nothing but when tokens come."""
 
 import io
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ import pytest
 from octavo.scheduler.core.events import StepAnswered
 from octavo.scheduler.core.speculation.draft import DraftSource
 from octavo.scheduler.core.speculation.drafter import Drafter
+from octavo.scheduler.core.speculation.pauses import Pause
 from octavo.scheduler.server.event_log import log_file, read_records, recorder, replay
 from octavo.testing.cluster import Cluster, FakeReplica, make_request, reference_tokens
 from octavo.testing.fakes.drafters import ScriptedDrafter
@@ -134,7 +136,7 @@ class TestPrices:
     def asked(self, make_cluster: MakeCluster, told: StepCosts, hit_rate: float, num_tokens: int = 200) -> list[int]:
         """How many guesses each plan asks for."""
         cluster = make_cluster(drafter=NOTHING)
-        replica = cluster.join(costs=told, draft_hit_rate=hit_rate, num_blocks=200)
+        replica = cluster.join(costs=told, draft_hit_rate=hit_rate, num_blocks=600)
         cluster.submit(make_request("r", 5, num_tokens))
         cluster.run()
         return [sum(each.num_tokens for each in plan.proposals) for plan in plans(replica)]
@@ -152,7 +154,24 @@ class TestPrices:
         asked = self.asked(make_cluster, costs(0.1, 0.1), 0.0, num_tokens=700)
         first = next(place for place, count in enumerate(asked) if not any(asked[place : place + 200]))
         assert first < 20
-        assert 0 < sum(asked[first:]) <= 8
+        assert 0 < sum(asked[first:]) <= 14
+
+    def test_are_paid_to_try_what_does_not_pay_after_twice_as_many_steps_each_time(
+        self, make_cluster: MakeCluster
+    ) -> None:
+        """Of two requests at a time, of which the draft model may have to catch up with the shorter one."""
+        cluster = make_cluster(drafter=NOTHING, max_num_seqs=2)
+        replica = cluster.join(costs=costs(0.1, 1.0), draft_hit_rate=0.0, num_blocks=400)
+        assert cluster.core.replicas[1].asking.trials == Pause(256, 16_384)
+        cluster.core.replicas[1].asking.trials = Pause(16, 1024)
+        cluster.submit(*(make_request(f"r{number}", 5 + 40 * (number % 2), 30) for number in range(8)))
+        cluster.run()
+        tried = [plan.step_id for plan in proposing(replica)]
+        # Steps of prompts are none of these; and what is tried waits for its last answer.
+        pauses = [place - before for before, place in pairwise([0, *tried])]
+        assert [length // 16 for length in pauses] == [1, 2, 4]
+        lengths = {start.sequence_id: len(start.prompt_token_ids) for plan in plans(replica) for start in plan.starts}
+        assert {lengths[each.sequence_id] for plan in proposing(replica) for each in plan.proposals} == {5}
 
 
 class TestBlocks:

@@ -9,7 +9,7 @@ import torch
 from octavo.kernels.backend import CacheShape
 from octavo.kernels.choice import AttentionChoice
 from octavo.worker.model_settings import ModelSettings
-from octavo.worker.models import linear
+from octavo.worker.models import gpu_linear, linear
 from octavo.worker.models.linear import LinearKind
 from octavo.worker.step import model_runner
 from octavo.worker.step.model_runner import ModelRunner
@@ -24,6 +24,7 @@ def gpu_runner(directory: Path, patch: pytest.MonkeyPatch, **options: Any) -> Mo
         "num_blocks": 512 // options.get("block_size", 16),
         "threads": 1,
         "graph_batch": 8,
+        "graph_tokens": 0,
     }
     settings = ModelSettings(**usual | options)
     if DEVICE == "cpu":
@@ -33,10 +34,13 @@ def gpu_runner(directory: Path, patch: pytest.MonkeyPatch, **options: Any) -> Mo
         order_dots(patch)
         patch.setattr(model_runner, "choose_attention", _interpreted)
         patch.setattr(linear, "best_kind", lambda weight: LinearKind.PLAIN)
+        patch.setattr(gpu_linear, "on_gpu", lambda device: True)
     return ModelRunner(directory, settings, device=DEVICE)
 
 
-def _interpreted(shape: CacheShape, device: torch.device, dtype: torch.dtype, *, exact: bool) -> AttentionChoice:
+def _interpreted(
+    shape: CacheShape, device: torch.device, dtype: torch.dtype, *, exact: bool, backend: str
+) -> AttentionChoice:
     from octavo.kernels.triton.attention import TritonAttention
 
     return AttentionChoice(TritonAttention(shape, device, exact=exact), None)

@@ -102,6 +102,7 @@ def measure(
         times=times,
         error=typical_error(off),
         costs=costs,
+        kv_bytes_per_token=runner.kv_bytes_per_token,
     )
 
 

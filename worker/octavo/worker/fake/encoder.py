@@ -14,7 +14,7 @@ from octavo.worker.fake.faults import FakeFault, FakeFaults
 from octavo.worker.kv_store.identity import StoreIdentity
 from octavo.worker.kv_store.loan import Payload
 from octavo.worker.models.encoders.families import classifies
-from octavo.worker.runner import BlockContents, DoneStep, StepOutput
+from octavo.worker.runner import BlockContents, DoneStep, Settle, StepOutput, nothing_pending
 from octavo.worker.sequences import WorkItem
 from octavo.worker.step.failures import not_finite
 
@@ -67,7 +67,7 @@ class FakeEncoderRunner:
             pooling=PoolingModel(task, self._num_outputs),
         )
 
-    def launch(self, moves: BlockMoves, items: list[WorkItem]) -> DoneStep:
+    def launch(self, moves: BlockMoves, items: list[WorkItem], settle: Settle = nothing_pending) -> DoneStep:
         return DoneStep(self.execute(moves, items))
 
     def execute(self, moves: BlockMoves, items: list[WorkItem]) -> StepOutput:

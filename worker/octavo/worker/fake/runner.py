@@ -16,6 +16,7 @@ from typing import Self
 from octavo.runtime.models.directory import fingerprint, model_name
 from octavo.runtime.models.grammar import GrammarError
 from octavo.wire.costs import PrefillCosts, StepCosts, SwapCosts
+from octavo.wire.pooling import PooledOutput, PoolingModel, PoolingTask
 from octavo.wire.sampling import Logprobs, SamplingParams
 from octavo.wire.steps import (
     BlockMoves,
@@ -34,10 +35,11 @@ from octavo.worker.fake.cache import FakeCache, FakeCacheError
 from octavo.worker.fake.config import read_eos_token_ids, read_positive
 from octavo.worker.fake.distribution import FakeDistribution, NoTokenLeftError, settings_digest
 from octavo.worker.fake.draft_model import FakeDraftModel
+from octavo.worker.fake.encoder import FAKE_OUTPUTS, expected_output
 from octavo.worker.fake.faults import FakeFault, FakeFaults
 from octavo.worker.kv_store.identity import StoreIdentity
 from octavo.worker.kv_store.loan import Parts, Payload
-from octavo.worker.runner import BlockContents, DoneStep, StepOutput
+from octavo.worker.runner import BlockContents, DoneStep, Settle, StepOutput, nothing_pending
 from octavo.worker.sampling.grammars import Grammars
 from octavo.worker.sequences import Chooser, WorkerSequence, WorkItem
 from octavo.worker.step.failures import bad_grammar, no_token_left, not_finite
@@ -46,6 +48,11 @@ from octavo.worker.step.failures import bad_grammar, no_token_left, not_finite
 # better and now the other.
 FAKE_COSTS = StepCosts(PrefillCosts(0.0, 1e-6, 0.0), SwapCosts(0.0, 2e-6, 2e-6))
 _GREEDY = b"greedy"
+# What is given by the words of `--pooling`.
+_POOLINGS = {
+    "last": PoolingModel(PoolingTask.EMBED, FAKE_OUTPUTS),
+    **dict.fromkeys(("mean", "cls"), PoolingModel(PoolingTask.EMBED, FAKE_OUTPUTS, gathers=True)),
+}
 
 
 @dataclass(frozen=True)
@@ -178,10 +185,18 @@ class FakeChoices:
     failed: list[SequenceFailure] = field(default_factory=list)
     grammars: list[GrammarTime] = field(default_factory=list)
     proposed: list[SequenceDraft] = field(default_factory=list)
+    pooled: list[PooledOutput] = field(default_factory=list)
 
     def output(self, prompt_logprobs: list[PromptLogprobs], times: StepTimes) -> StepOutput:
         return StepOutput(
-            self.sampled, self.candidates, prompt_logprobs, self.failed, times, self.further, self.proposed
+            self.sampled,
+            self.candidates,
+            prompt_logprobs,
+            self.failed,
+            times,
+            self.further,
+            self.proposed,
+            self.pooled,
         )
 
     def tokens(self) -> dict[int, list[int]]:
@@ -202,8 +217,9 @@ class FakeRunner:
 
     `windows` has one entry per KV group, 0 for one that sees all tokens. The history that is hashed is the one that the
     widest group sees; the other groups must hold the same as far as they see. `num_cpu_blocks` None: a quarter of
-    `num_blocks`. A `draft_model` is right with the probability `draft_hit_rate`. Raises `ValueError` on more CPU blocks
-    than device blocks.
+    `num_blocks`. A `draft_model` is right with the probability `draft_hit_rate`. With a `pooling` it gives outputs of
+    texts, hashes of the last token's history, or of all tokens that this runner has computed. Raises `ValueError` on
+    more CPU blocks than device blocks.
     """
 
     world_size = 1
@@ -223,6 +239,7 @@ class FakeRunner:
         faults: tuple[FakeFault, ...] = (),
         draft_model: str | None = None,
         draft_hit_rate: float = 0.0,
+        pooling: str = "auto",
     ) -> None:
         num_cpu_blocks = num_blocks // 4 if num_cpu_blocks is None else num_cpu_blocks
         self._vocabulary = FakeVocabulary.read(directory, eos_probability)
@@ -238,7 +255,10 @@ class FakeRunner:
             dtype="fake",
             vocab_size=self._vocabulary.size,
             max_model_len=min(longest, max_model_len or longest),
+            pooling=_POOLINGS.get(pooling),
         )
+        # By sequence, what was computed here of texts whose output is made of all tokens.
+        self._gathered: dict[int, array[int]] = {}
         self.device = self.kernels = "fake"
         self.num_blocks = num_blocks
         self.num_cpu_blocks = num_cpu_blocks
@@ -255,11 +275,12 @@ class FakeRunner:
             self._draft_caches.append(cache)
             self.kv_bytes_per_token *= 2
 
-    def launch(self, moves: BlockMoves, items: list[WorkItem]) -> DoneStep:
+    def launch(self, moves: BlockMoves, items: list[WorkItem], settle: Settle = nothing_pending) -> DoneStep:
         return DoneStep(self.execute(moves, items))
 
     def forget(self, sequence_ids: Iterable[int]) -> None:
-        """Does nothing: the fake runner keeps nothing of a sequence."""
+        for sequence_id in sequence_ids:
+            self._gathered.pop(sequence_id, None)
 
     @property
     def _caches(self) -> list[FakeCache]:
@@ -323,7 +344,11 @@ class FakeRunner:
     def _choose(self, items: list[WorkItem]) -> FakeChoices:
         chosen = FakeChoices()
         for item in items:
+            self._gather(item)
             for sequence in item.choosers:
+                if sequence.pooling is not None:
+                    chosen.pooled.append(self._pooled(item))
+                    continue
                 began, num_rows = time.perf_counter_ns(), 1
                 try:
                     if sequence.sampling.beam is None:
@@ -337,6 +362,21 @@ class FakeRunner:
                     taken = (time.perf_counter_ns() - began) // (1000 * num_rows)
                     chosen.grammars.append(GrammarTime(sequence.sequence_id, taken))
         return chosen
+
+    def _gather(self, item: WorkItem) -> None:
+        """Keeps the tokens that the item computes, as they are in the cache, of a text whose output takes all."""
+        pooling = self.model.pooling
+        if pooling is not None and pooling.gathers and item.sequence.pooling is not None:
+            seen = array("i", self._read(item, item.start, item.end))
+            self._gathered.setdefault(item.sequence.sequence_id, array("i")).extend(seen[-item.num_tokens :])
+
+    def _pooled(self, item: WorkItem) -> PooledOutput:
+        sequence = item.sequence
+        assert sequence.pooling is not None
+        assert self.model.pooling is not None
+        seen = self._gathered.get(sequence.sequence_id) or array("i", self._read(item, item.end - 1, item.end))
+        values = expected_output(seen, sequence.pooling.pair_start, self.model.pooling.num_outputs)
+        return PooledOutput(sequence.sequence_id, values)
 
     def _sample(self, item: WorkItem, sequence: WorkerSequence, chosen: FakeChoices) -> int:
         """Samples a token, and the further ones that the item's draft brings; returns how many.

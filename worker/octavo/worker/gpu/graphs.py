@@ -1,4 +1,4 @@
-"""Decode steps as CUDA graphs: captured once for each of some batch sizes, and replayed without launches."""
+"""Steps as CUDA graphs: captured once for each of some sizes, and replayed without launches."""
 
 import logging
 import warnings
@@ -14,8 +14,8 @@ logger = logging.getLogger(__name__)
 # What torch warns of where waiting is refused, once, and where a capture fails before anything was queued.
 _EXPECTED_WARNINGS = ("Synchronization debug mode", "The CUDA Graph is empty")
 
-# Hidden states and logits of a batch.
-Outputs = tuple[Tensor, Tensor]
+# Hidden states, and logits where a step makes them.
+Outputs = tuple[Tensor, ...]
 
 
 def graph_sizes(largest: int) -> list[int]:
@@ -24,34 +24,56 @@ def graph_sizes(largest: int) -> list[int]:
     return [*(size for size in ladder if size < largest), largest]
 
 
+def chunk_sizes(largest: int) -> list[int]:
+    """Returns the numbers of tokens for which steps with chunks of prompts are captured; none where `largest` is 0. A
+    step of so few tokens takes the time of reading the weights, so padding up to the next costs little."""
+    ladder = [32, 64, *range(128, 513, 64), *range(640, 2049, 128)]
+    return [*(size for size in ladder if size < largest), largest] if largest else []
+
+
+class CapturePlace:
+    """Holds the one stream and the one pool of memory for all graphs of a device: libraries keep a workspace for every
+    stream that they have seen, and graphs that are replayed one after the other may share memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.pool: Any = None
+        self._stream: Any = None
+
+    @property
+    def stream(self) -> Any:
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        return self._stream
+
+
 class GraphReplay(Protocol):
     """Replays the graph of one captured batch size."""
 
     def __call__(self) -> Outputs: ...
 
 
-class DecodeGraphs:
-    """Computes `compute(size)` for padded batch sizes up to `largest`, as graphs if `captured`.
+class StepGraphs:
+    """Computes `compute(size)` for the padded `sizes`, in rising order, as graphs if `captured`.
 
-    `compute` queues a decode step over buffers that stay where they are, waits for nothing, and returns tensors that
-    the next replay of any size overwrites.
+    `compute` queues a step over buffers that stay where they are, waits for nothing, and returns tensors that the next
+    replay of any size overwrites.
     """
 
     def __init__(
-        self, compute: Callable[[int], Outputs], largest: int, device: torch.device, *, captured: bool
+        self, compute: Callable[[int], Outputs], sizes: list[int], place: CapturePlace, *, captured: bool
     ) -> None:
         self._compute = compute
-        self._sizes = graph_sizes(largest)
-        self._device = device
+        self._sizes = sizes
+        self._place = place
         self._captured = captured
         self._replays: dict[int, GraphReplay] = {}
-        self._pool: Any = None
-        self._stream: Any = None
         self._outputs: Outputs | None = None
 
     @property
     def largest(self) -> int:
-        return self._sizes[-1]
+        """Returns the largest size, 0 if there is none."""
+        return self._sizes[-1] if self._sizes else 0
 
     def padded(self, size: int) -> int:
         """Returns the captured size for a batch of `size`, at most `largest`."""
@@ -69,28 +91,28 @@ class DecodeGraphs:
         if self._captured:
             for done, size in enumerate(reversed(self._sizes)):
                 self._replays[size] = self._capture(size)
-                logger.info("captured the decode step of %d sequences (%d of %d)", size, done + 1, len(self._sizes))
+                logger.info("captured the step of %d tokens (%d of %d)", size, done + 1, len(self._sizes))
 
     def drop(self) -> None:
         """Forgets the captured graphs, because something that they read has moved."""
         self._replays.clear()
         # Torch takes a pool that no graph has any more for a fault if it still holds a library's workspace.
-        self._pool = None
+        self._place.pool = None
 
     def _capture(self, size: int) -> GraphReplay:
         if not self._captured:
             return lambda: self._compute(size)
-        stream = self._own_stream()
-        stream.wait_stream(torch.cuda.current_stream(self._device))
+        place, stream = self._place, self._place.stream
+        stream.wait_stream(torch.cuda.current_stream(place.device))
         # Kernels are compiled and libraries make their workspaces before: neither can be captured.
         with torch.cuda.stream(stream):
-            outputs = self._room_for(self._compute(size), size)
-        torch.cuda.current_stream(self._device).wait_stream(stream)
+            outputs = self._room_for(self._compute(size))
+        torch.cuda.current_stream(place.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with _recorded(graph, self._pool, stream):
+        with _recorded(graph, place.pool, stream):
             for kept, made in zip(outputs, self._compute(size), strict=True):
                 kept.copy_(made)
-        self._pool = self._pool or graph.pool()
+        place.pool = place.pool or graph.pool()
 
         def replay() -> Outputs:
             graph.replay()
@@ -98,20 +120,12 @@ class DecodeGraphs:
 
         return replay
 
-    def _own_stream(self) -> Any:
-        """Returns the one stream for all sizes: libraries keep a workspace for every stream that they have seen."""
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        return self._stream
-
-    def _room_for(self, made: Outputs, size: int) -> Outputs:
+    def _room_for(self, made: Outputs) -> Outputs:
         """Returns the tensors where all sizes put their outputs: a graph with outputs of its own would take memory from
-        the others."""
+        the others. The largest size is captured first."""
         if self._outputs is None:
-            hidden, logits = (each.new_empty((self.largest, *each.shape[1:])) for each in made)
-            self._outputs = hidden, logits
-        hidden, logits = self._outputs
-        return hidden[:size], logits[:size]
+            self._outputs = tuple(each.new_empty(each.shape) for each in made)
+        return tuple(kept[: len(each)] for kept, each in zip(self._outputs, made, strict=True))
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """The inputs of a GPU's steps, and the rows that sequences have in tables which stay on the device."""
 
 import logging
-from collections.abc import Iterable
-from itertools import accumulate
+from collections.abc import Container, Iterable
+from itertools import accumulate, islice
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from octavo.kernels.triton.attention import TritonStep
 from octavo.kernels.triton.inputs import prepare
+from octavo.kernels.triton.launch import PromptLengths
 from octavo.worker.gpu.transfer import upload
 from octavo.worker.models.decoder import LayerCache, PagedStep
 from octavo.worker.sequences import WorkerSequence, WorkItem
@@ -20,17 +21,19 @@ logger = logging.getLogger(__name__)
 
 
 class SequenceRows:
-    """Gives each sequence a row of the tables on the device, from its first step until it is forgotten.
+    """Gives each sequence a row of the tables on the device, from its first step until it is forgotten or others need
+    the row more: one that rests has no token that only the device knows, and is told anew when it goes on.
 
     `tables`: [groups, capacity, width] int32, of which only entries that a step reads need be right; `next_tokens`:
-    [capacity] int64. Where more rows are needed than there are, both are replaced by larger ones: `generation` counts
-    how often, and captured graphs, which read the old ones, are lost. The last row belongs to no sequence: writes to be
-    dropped go there.
+    [capacity] int64. Where steps under way need more rows than there are, both are replaced by larger ones:
+    `generation` counts how often, and captured graphs, which read the old ones, are lost. The last row belongs to no
+    sequence: writes to be dropped go there.
     """
 
     def __init__(self, num_groups: int, width: int, device: torch.device, capacity: int) -> None:
         self._device = device
         self._rows: dict[int, int] = {}
+        self._owners: dict[int, WorkerSequence] = {}
         self._free = list(range(capacity - 1))
         self.tables = torch.zeros(num_groups, capacity, width, dtype=torch.int32, device=device)
         self.next_tokens = torch.zeros(capacity, dtype=torch.int64, device=device)
@@ -48,11 +51,32 @@ class SequenceRows:
         """Returns the row of `sequence`, and assigns one to a sequence that has none."""
         row = self._rows.get(sequence.sequence_id)
         if row is None:
-            if not self._free:
-                self._grow()
-            row = self._rows[sequence.sequence_id] = self._free.pop()
-            sequence.num_sent = [0] * len(self.tables)
+            self.assign([sequence])
+            row = self._rows[sequence.sequence_id]
         return row
+
+    def assign(self, sequences: Iterable[WorkerSequence]) -> None:
+        """Assigns rows to all of `sequences`, the members of a step, that have none."""
+        members = {each.sequence_id: each for each in sequences}
+        missing = [each for each in members.values() if each.sequence_id not in self._rows]
+        if len(missing) > len(self._free):
+            self._take_from_resting(len(missing) - len(self._free), members)
+        while len(missing) > len(self._free):
+            self._grow()
+        for sequence in missing:
+            self._rows[sequence.sequence_id] = self._free.pop()
+            self._owners[sequence.sequence_id] = sequence
+            sequence.num_sent = [0] * len(self.tables)
+
+    def _take_from_resting(self, count: int, members: Container[int]) -> None:
+        """Frees up to `count` rows of sequences that are not among `members` and whose tokens are all known: those
+        that have had theirs for longest."""
+        resting = (
+            sequence_id
+            for sequence_id, owner in self._owners.items()
+            if sequence_id not in members and not owner.has_pending_token
+        )
+        self.forget(list(islice(resting, count)))
 
     def forget(self, sequence_ids: Iterable[int]) -> None:
         """Frees the rows of these sequences; steps under way still use a row before another sequence can."""
@@ -60,6 +84,7 @@ class SequenceRows:
             row = self._rows.pop(sequence_id, None)
             if row is not None:
                 self._free.append(row)
+                del self._owners[sequence_id]
 
     def send_tables(self, sequences: Iterable[WorkerSequence]) -> None:
         """Writes to `tables` the entries of `sequences` that the device has not been sent. All of them must have
@@ -83,11 +108,11 @@ class SequenceRows:
     def _grow(self) -> None:
         capacity = self.tables.shape[1]
         logger.warning(
-            "more than %d sequences at once: tables grow and graphs are captured anew while requests wait; give the"
-            " worker the scheduler's --max-num-seqs",
+            "more than %d sequences in two steps: tables grow and graphs are captured anew while requests wait; give"
+            " the worker the scheduler's --max-num-seqs",
             capacity - 1,
         )
-        self._free = list(range(capacity - 1, 2 * capacity - 1))
+        self._free += range(capacity - 1, 2 * capacity - 1)
         self.tables = torch.cat((self.tables, torch.zeros_like(self.tables)), dim=1)
         self.next_tokens = torch.cat((self.next_tokens, torch.zeros_like(self.next_tokens)))
         self.generation += 1
@@ -97,6 +122,14 @@ def decodes_first(items: list[WorkItem]) -> list[WorkItem]:
     """Returns `items` in the order that attention needs: items of one token before the others, each kind in its
     order."""
     return sorted(items, key=lambda item: item.num_tokens > 1)
+
+
+def token_numbers(items: list[WorkItem], rows: SequenceRows) -> "np.ndarray[Any, np.dtype[np.int32]]":
+    """Returns [3, tokens]: known ids (`PENDING_TOKEN` where only the device knows them), positions, and rows."""
+    tokens = [token for item in items for token in item.token_ids]
+    positions = [position for item in items for position in range(item.start, item.end)]
+    places = [row for item in items for row in [rows.row_of(item.sequence)] * item.num_tokens]
+    return np.array([tokens, positions, places], dtype=np.int32)
 
 
 class StepInputs:
@@ -127,7 +160,7 @@ class StepInputs:
     def decode_step(self, size: int) -> PagedStep:
         """Returns the step over the first `size` places of the buffers, whatever these hold when it is computed.
 
-        It computes one token of each of `size` sequences, and the hidden states of all of them are wanted.
+        It computes one token of each of `size` sequences, or rows of fewer ones; the hidden states of all are wanted.
         """
         return self._step(
             self._input_ids[:size],
@@ -143,8 +176,9 @@ class StepInputs:
         )
 
     def fill(self, items: list[WorkItem], size: int) -> None:
-        """Puts `items` of one token each into the first places of the buffers, and padding into the rest of `size`."""
-        tokens, positions, rows = upload(self._numbers(items), self._paging.device)
+        """Puts `items`, each token as if it were that of a sequence of its own, into the first places of the buffers,
+        and padding into the rest of `size`."""
+        tokens, positions, rows = upload(token_numbers(items, self._rows), self._paging.device)
         prepare(
             tokens,
             positions,
@@ -163,7 +197,7 @@ class StepInputs:
         lengths = [item.num_tokens for item in items]
         num_tokens, num_items = sum(lengths), len(items)
         sections = [
-            *self._numbers(items),
+            *token_numbers(items, self._rows),
             np.array([self._rows.row_of(item.sequence) for item in items], dtype=np.int32),
             np.array([item.end for item in items], dtype=np.int32),
             np.array(list(accumulate(lengths, initial=0)), dtype=np.int32),
@@ -199,14 +233,8 @@ class StepInputs:
             num_decodes=num_decodes,
             max_query_len=max(lengths) if num_decodes < num_items else 0,
             max_context_len=max(item.end for item in items),
+            prompts=PromptLengths(lengths[num_decodes:], [item.end for item in items[num_decodes:]]),
         )
-
-    def _numbers(self, items: list[WorkItem]) -> "np.ndarray[Any, np.dtype[np.int32]]":
-        """Returns [3, tokens]: known ids (`PENDING_TOKEN` where only the device knows them), positions, and rows."""
-        tokens = [token for item in items for token in item.token_ids]
-        positions = [position for item in items for position in range(item.start, item.end)]
-        rows = [row for item in items for row in [self._rows.row_of(item.sequence)] * item.num_tokens]
-        return np.array([tokens, positions, rows], dtype=np.int32)
 
     def _step(self, input_ids: Tensor, positions: Tensor, slots: Tensor, wanted: Tensor, **lengths: Any) -> PagedStep:
         paging = self._paging

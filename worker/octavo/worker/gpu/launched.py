@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from octavo.wire.steps import GrammarTime, PromptLogprobs, SequenceFailure, StepTimes
+from octavo.wire.steps import GrammarTime, PromptLogprobs, StepTimes
+from octavo.worker.gpu.logprobs import DevicePromptLogprobs
 from octavo.worker.gpu.sampler import DeviceBroken, DeviceChoices
 from octavo.worker.gpu.transfer import Mark
 from octavo.worker.runner import DeviceLostError, StepOutput
@@ -29,14 +30,14 @@ class Part:
     computed: Mark
     choices: DeviceChoices
     broken: DeviceBroken
-    prompts: list[PromptLogprobs]
-    failed_prompts: list[SequenceFailure]
+    prompts: list[DevicePromptLogprobs]
     grammars: list[GrammarTime]
 
     def output(self, times: StepTimes) -> StepOutput:
         choices = self.choices.choices()
-        failed = [*self.broken.failures(), *self.failed_prompts]
-        output = StepOutput(choices.sampled, choices.candidates, self.prompts, choices.failed, times, choices.further)
+        prompts = [each.listed() for each in self.prompts if each.is_finite]
+        failed = [*self.broken.failures(), *(each.failure for each in self.prompts if not each.is_finite)]
+        output = StepOutput(choices.sampled, choices.candidates, prompts, choices.failed, times, choices.further)
         return output.without(failed)
 
 

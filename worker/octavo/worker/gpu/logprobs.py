@@ -1,15 +1,20 @@
 """Logprobs, ranks and the most likely tokens on the device: launched now, listed once they have been copied back."""
 
 from dataclasses import dataclass
+from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from octavo.kernels.triton.sampling.stats import log_masses
 from octavo.wire.sampling import Logprobs
-from octavo.worker.gpu.transfer import download, mark
-from octavo.worker.sampling.logprobs import NotFiniteError, listed
+from octavo.wire.steps import PromptLogprobs, SequenceFailure
+from octavo.worker.gpu.transfer import download, mark, upload
+from octavo.worker.sampling.logprobs import PROMPT_ROWS, LogitsOf, NotFiniteError, listed
 from octavo.worker.sampling.row_reductions import ranked
+from octavo.worker.step.batch import PromptSpan
+from octavo.worker.step.failures import not_finite
 
 # Rows done at a time: ranking takes several copies of them.
 _ROWS = 64
@@ -46,6 +51,46 @@ def launch_logprobs(logits: Tensor, token_ids: Tensor, tops: list[int]) -> Devic
     rows = zip(torch.split(logits, _ROWS), torch.split(token_ids, _ROWS), strict=True)
     parts = [_launched(some.float(), ids[:, None], max(1, *tops)) for some, ids in rows]
     return DeviceLogprobs(tops, *(download(torch.cat(column)) for column in zip(*parts, strict=True)))
+
+
+@dataclass(frozen=True)
+class DevicePromptLogprobs:
+    """Holds the logprobs of the tokens of a prompt from `start` on, in `parts` one after the other."""
+
+    sequence_id: int
+    start: int
+    parts: list[DeviceLogprobs]
+
+    @property
+    def is_finite(self) -> bool:
+        """Tells whether all logits were finite. Call it once the step is read back."""
+        return all(bool(torch.isfinite(part.largest).all()) for part in self.parts)
+
+    @property
+    def failure(self) -> SequenceFailure:
+        """Returns the failure of a sequence whose logits were not."""
+        return not_finite(self.sequence_id)
+
+    def listed(self) -> PromptLogprobs:
+        return PromptLogprobs(self.sequence_id, self.start, [each for part in self.parts for each in part.listed()])
+
+
+def launch_prompt_logprobs(spans: list[PromptSpan], logits_of: LogitsOf) -> list[DevicePromptLogprobs]:
+    """Starts what `octavo.worker.sampling.logprobs.prompt_logprobs` does with the logits of a device, and waits for
+    nothing."""
+    first_rows = accumulate((span.length for span in spans), initial=0)
+    return [_of_prompt(span, first_row, logits_of) for span, first_row in zip(spans, first_rows, strict=False)]
+
+
+def _of_prompt(span: PromptSpan, first_row: int, logits_of: LogitsOf) -> DevicePromptLogprobs:
+    parts = []
+    for first in range(0, span.length, PROMPT_ROWS):
+        last = min(first + PROMPT_ROWS, span.length)
+        logits = logits_of(first_row + first, first_row + last)
+        token_ids = span.sequence.token_ids[span.start + first : span.start + last]
+        ids = upload(np.array(token_ids, dtype=np.int64), logits.device)
+        parts.append(launch_logprobs(logits, ids, [span.sequence.sampling.prompt_logprobs or 0] * len(token_ids)))
+    return DevicePromptLogprobs(span.sequence.sequence_id, span.start, parts)
 
 
 def device_token_logprobs(logits: Tensor, token_ids: list[int], top: int) -> list[Logprobs]:

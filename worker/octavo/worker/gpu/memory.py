@@ -26,11 +26,11 @@ _GRAPHS_BYTES = 256 << 20
 
 def memory_for_blocks(model: Decoder, layout: KVLayout, paging: Paging, settings: ModelSettings) -> int:
     """Returns the bytes left for KV blocks. Raises `KVCacheError` if nothing is left."""
-    prefill, decode, tables = _step_bytes(model, layout, paging, settings)
+    prefill, captured_step, tables = _step_bytes(model, layout, paging, settings)
     free, total = torch.cuda.mem_get_info(paging.device)
     # A captured step has memory of its own, and puts its logits where those of all sizes lie.
     logits = 4 * settings.graph_batch * model.config.vocab_size
-    captured = decode + logits + _GRAPHS_BYTES if settings.cuda_graphs else 0
+    captured = captured_step + logits + _GRAPHS_BYTES if settings.cuda_graphs else 0
     reserved = prefill + captured + tables
     left = int(settings.gpu_memory_utilization * total) - (total - free) - reserved
     logger.info(
@@ -50,8 +50,8 @@ def memory_for_blocks(model: Decoder, layout: KVLayout, paging: Paging, settings
 
 
 def _step_bytes(model: Decoder, layout: KVLayout, paging: Paging, settings: ModelSettings) -> tuple[int, int, int]:
-    """Returns the peak bytes of the largest prefill and of the largest decode step, beside weights and blocks, and the
-    bytes of the sequences' tables."""
+    """Returns the peak bytes of the largest prefill and of the largest captured step, beside weights and blocks, and
+    the bytes of the sequences' tables."""
     prompts = profile_prompts(settings.max_num_batched_tokens, paging.max_model_len)
     num_blocks = sum(-(-length // layout.block_size) for length in prompts) * len(layout.groups)
     cache = KVCache(layout, num_blocks=num_blocks, num_cpu_blocks=0, device=paging.device)
@@ -59,7 +59,10 @@ def _step_bytes(model: Decoder, layout: KVLayout, paging: Paging, settings: Mode
     executor = GpuExecutor(model, cache, paging, Grammars(Path()), replace(settings, cuda_graphs=False))
     items = _items(prompts, layout)
     decodes = [WorkItem(item.sequence, 0, 1, ()) for item in _items([1] * settings.graph_batch, layout, num_blocks)]
-    found = (_peak(executor, items, paging.device), _peak(executor, decodes, paging.device), executor.table_bytes)
+    chunks = _items(profile_prompts(min(settings.graph_tokens, sum(prompts)), paging.max_model_len), layout)
+    prefill, *captured = (_peak(executor, each, paging.device) for each in (items, decodes, chunks))
+    # Graphs are replayed one after the other, in the same memory.
+    found = prefill, max(captured), executor.table_bytes
     del executor, cache
     gc.collect()
     torch.cuda.empty_cache()

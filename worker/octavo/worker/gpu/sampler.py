@@ -130,11 +130,14 @@ class DeviceBroken:
         return [not_finite(each.sequence_id) for each, good in rows if not good]
 
 
-def launch(logits: Tensor, choosers: list[Chooser], masks: Masks = NO_MASKS) -> DeviceChoices:
+def launch(
+    logits: Tensor, choosers: list[Chooser], masks: Masks = NO_MASKS, last_tokens: Tensor | None = None
+) -> DeviceChoices:
     """Starts what `octavo.worker.sampling.sampler.choose` does with `logits` and waits for nothing.
 
     `logits` is [rows, vocab_size] of any float dtype, the ids of a row side by side; it is left as it is. All tokens of
-    a sequence with penalties or a grammar must be known. Raises `ValueError` if rows and choosers differ in number.
+    a sequence with a grammar must be known; the pending one of a sequence with penalties stands in `last_tokens`
+    ([rows] int64, on the device). Raises `ValueError` if rows and choosers differ in number.
     """
     if len(logits) != len(choosers):
         raise ValueError(f"{len(logits)} rows of logits for {len(choosers)} sequences that choose from them")
@@ -151,7 +154,8 @@ def launch(logits: Tensor, choosers: list[Chooser], masks: Masks = NO_MASKS) -> 
     left = largest
     if processed:
         index = _index(processed, logits)
-        again = draw(_processed(logits, index, [choosers[row] for row in processed], masks), changed)
+        last = None if last_tokens is None else last_tokens.index_select(0, index)
+        again = draw(_processed(logits, index, [choosers[row] for row in processed], masks, last), changed)
         left = download(drawn.largest.index_copy(0, index, again.largest))
         tokens.index_copy_(0, index, again.tokens)
     return DeviceChoices(
@@ -202,10 +206,12 @@ def _parameters(choosers: list[Chooser]) -> Parameters:
     return table
 
 
-def _processed(logits: Tensor, index: Tensor, choosers: list[Chooser], masks: Masks) -> Tensor:
+def _processed(
+    logits: Tensor, index: Tensor, choosers: list[Chooser], masks: Masks, last_tokens: Tensor | None
+) -> Tensor:
     """Returns copies of the rows `index` ([rows] int64), changed by the processors."""
     copies = logits.index_select(0, index).float()
-    process(copies, choosers, masks)
+    process(copies, choosers, masks, last_tokens)
     return copies
 
 

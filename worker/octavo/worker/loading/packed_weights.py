@@ -1,8 +1,9 @@
-"""The weights of single linear layers as compressed-tensors, GPTQ and AWQ store them, unpacked without loss.
+"""The weights of single linear layers as compressed-tensors, GPTQ, AWQ and transformers store them, unpacked without
+loss.
 
 The layouts: https://github.com/vllm-project/compressed-tensors (compressors), https://github.com/AutoGPTQ/AutoGPTQ
 (QuantLinear), https://github.com/casper-hansen/AutoAWQ (WQLinear_GEMM). In all of them a value is scale * (code - zero
-point), and codes of 4 or 8 bits lie in int32 from the lowest bits up.
+point), and codes of 4 or 8 bits lie in int32 from the lowest bits up; or it is scale * a number of e4m3.
 """
 
 import math
@@ -40,6 +41,8 @@ class Parts:
 
 # Scales of activations are of no use here: they are quantised anew for every group of inputs, which is finer.
 _ACTIVATIONS = ("input_scale", "input_zero_point")
+# Names of a layer's scale of all inputs, where there is one.
+_INPUTS = ("input_scale", "activation_scale")
 _GPTQ = Parts("qweight", "scales", "qzeros", "g_idx")
 PARTS = MappingProxyType[Layout, Parts](
     {
@@ -47,6 +50,8 @@ PARTS = MappingProxyType[Layout, Parts](
         "pack-quantized": Parts(
             "weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", ("weight_shape", *_ACTIVATIONS)
         ),
+        "float-quantized": Parts("weight", "weight_scale", "weight_zero_point", "weight_g_idx", _INPUTS),
+        "fp8": Parts("weight", "weight_scale_inv", "weight_zero_point", "weight_g_idx", _INPUTS),
         "gptq": _GPTQ,
         "awq": _GPTQ,
     }
@@ -59,7 +64,7 @@ def weight_shape(packing: Packing, codes: tuple[int, ...]) -> tuple[int, int]:
     first, second = codes
     each = _WORD_BITS // packing.bits
     match packing.layout:
-        case "int-quantized":
+        case "int-quantized" | "float-quantized" | "fp8":
             return first, second
         case "pack-quantized":
             return first, second * each
@@ -85,6 +90,8 @@ class PackedWeight:
     def read(self) -> Quantized:
         """Reads all tensors of the layer. Raises `WeightsError`, which names the tensor that is not right."""
         outputs, inputs = self.shape
+        if self.packing.floats:
+            return self._floats(outputs, inputs)
         groups, rest = divmod(inputs, self.packing.group or inputs)
         if rest or inputs % GROUP:
             raise WeightsError(
@@ -100,6 +107,18 @@ class PackedWeight:
             return Quantized(FORMATS["int4"], codes, wide, -wide * zeros)
         self._check_symmetric(outputs, groups)
         return _symmetric(codes, scales, self.packing.bits)
+
+    def _floats(self, outputs: int, inputs: int) -> Quantized:
+        """Returns a weight of 8-bit floats, of whose blocks each output has the scales for itself."""
+        if inputs % GROUP:
+            raise WeightsError(f"{self.module} has {inputs} inputs, no multiple of {GROUP}")
+        group, together = self.packing.group or inputs, self.packing.outputs
+        scales = self._scales(-(-outputs // together), -(-inputs // group)).float()
+        # The last block may end beyond the weight, and so may its groups.
+        each = group if inputs % group == 0 else math.gcd(group, inputs)
+        of_outputs = scales.repeat_interleave(together, dim=0)[:outputs] if len(scales) != outputs else scales
+        places = torch.arange(0, inputs, each) // group
+        return Quantized(FORMATS["fp8"], self._codes(), of_outputs[:, places].contiguous())
 
     @property
     def _parts(self) -> Parts:
@@ -147,6 +166,8 @@ class PackedWeight:
             case "awq":
                 packed = unpacked(self._take(part, (inputs, outputs // words), torch.int32), bits)
                 return _awq_ordered(packed).t().contiguous()
+            case "float-quantized" | "fp8":
+                return self._take(part, self.shape, torch.float8_e4m3fn).view(torch.uint8)
 
     def _narrow(self, codes: Tensor) -> Tensor:
         """Returns 4-bit codes of bytes that hold them."""

@@ -13,20 +13,26 @@ import msgspec
 from octavo.kernels.quantized import GROUP
 from octavo.worker.loading.weights import WeightsError
 
-Layout = Literal["int-quantized", "pack-quantized", "gptq", "awq"]
+Layout = Literal["int-quantized", "pack-quantized", "float-quantized", "fp8", "gptq", "awq"]
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
     """Describes how a checkpoint stores the weight of a linear layer: codes of `bits` in `layout`, a scale for every
-    `group` inputs (None: for all), and zero points unless it is `symmetric`. What is stored of these is less by
-    `zero_step`."""
+    `group` inputs (None: for all) and `outputs` of them together, and zero points unless it is `symmetric`. What is
+    stored of these is less by `zero_step`."""
 
     layout: Layout
     bits: int
     group: int | None
     symmetric: bool
     zero_step: int = 0
+    outputs: int = 1
+
+    @property
+    def floats(self) -> bool:
+        """Returns whether codes are numbers of e4m3."""
+        return self.layout in ("float-quantized", "fp8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +62,15 @@ def _is_linear(target: str, _: str) -> bool:
 
 
 _WAY_OUT = (
-    "serve a checkpoint that is quantised by compressed-tensors (W8A8, W4A16), GPTQ or AWQ, a GGUF file, or the"
+    "serve a checkpoint that is quantised by compressed-tensors (W8A8, W4A16, FP8), GPTQ or AWQ, a GGUF file, or the"
     " unquantised model with --quantization"
 )
-_FLOATS = "has 8-bit floats, which no CPU multiplies"
 _TABLES = "looks codes up in tables that Octavo's kernels do not have"
 _REASONS = MappingProxyType(
     {
         "aqlm": _TABLES,
         "bitsandbytes": "is bitsandbytes', whose layout is its GPU kernels' own",
-        "fbgemm_fp8": _FLOATS,
-        "fp8": _FLOATS,
-        "finegrained_fp8": _FLOATS,
+        "fbgemm_fp8": "bounds the scales of inputs (activation_scale_ub)",
         "higgs": _TABLES,
         "hqq": "has zero points that are no integers",
         "mxfp4": "has 4-bit floats",
@@ -79,10 +82,17 @@ _REASONS = MappingProxyType(
 
 
 _LAYOUTS = MappingProxyType[str, Layout]({"int-quantized": "int-quantized", "pack-quantized": "pack-quantized"})
+# How weights of 8-bit floats are stored. Some of compressed-tensors' versions call their layout naive.
+_FLOAT_LAYOUTS = frozenset({"float-quantized", "naive-quantized"})
 
 
 class _Refused(Exception):
     """Says why a quantisation is not served."""
+
+
+_Size = Annotated[int, msgspec.Meta(ge=1)]
+# Outputs and inputs of a block.
+_Pair = tuple[_Size, _Size]
 
 
 class _Weights(msgspec.Struct):
@@ -91,6 +101,7 @@ class _Weights(msgspec.Struct):
     symmetric: bool = True
     strategy: str | None = None
     group_size: int | None = None
+    block_structure: _Pair | None = None
     actorder: str | bool | None = None
 
 
@@ -122,6 +133,11 @@ class _Gptq(msgspec.Struct):
     format: str | None = None
     is_marlin_format: bool = False
     dynamic: dict[str, Any] | None = None
+
+
+class _Float8(msgspec.Struct):
+    fmt: str = "e4m3"
+    weight_block_size: _Pair | None = None
 
 
 class _Awq(msgspec.Struct):
@@ -163,6 +179,8 @@ def _scheme(config: Mapping[str, Any]) -> Scheme | None:
             packing = _gptq(msgspec.convert(config, _Gptq))
         case "awq":
             packing = _awq(msgspec.convert(config, _Awq))
+        case "fp8" | "finegrained_fp8":
+            packing = _float8(msgspec.convert(config, _Float8))
         case _:
             unknown = f"is of a kind that is not known here (quant_method {method!r})"
             raise _Refused(_REASONS.get(str(method), unknown))
@@ -191,6 +209,8 @@ def _group_packing(group: _Group, layout: str | None) -> Packing:
     weights, inputs = group.weights, group.input_activations
     if weights is None or group.output_activations:
         raise _Refused("quantises the outputs of layers, or no weights")
+    if weights.type == "float" and weights.num_bits == 8:
+        return _float_group_packing(weights, inputs, layout)
     if weights.type != "int" or (inputs and inputs.type != "int"):
         raise _Refused(f"has floats of {min(weights.num_bits, inputs.num_bits if inputs else 16)} bits")
     if inputs and inputs.num_bits != 8:
@@ -205,6 +225,32 @@ def _group_packing(group: _Group, layout: str | None) -> Packing:
         raise _Refused(f"has a scale for each {strategy}; for each tensor, channel or group is served")
     size = (weights.group_size or 0) if strategy == "group" else None
     return _checked(Packing(read, weights.num_bits, size, weights.symmetric))
+
+
+def _float_group_packing(weights: _Weights, inputs: _Activations | None, layout: str | None) -> Packing:
+    if inputs and (inputs.type, inputs.num_bits) != ("float", 8):
+        raise _Refused(f"has 8-bit floats beside inputs of {inputs.num_bits} bits ({inputs.type})")
+    if layout not in _FLOAT_LAYOUTS:
+        raise _Refused(f"is stored as {layout!r}; of 8-bit floats, float-quantized is read")
+    if not weights.symmetric:
+        raise _Refused("has 8-bit floats with zero points")
+    match weights.strategy or _strategy(weights.group_size):
+        case "tensor" | "channel":
+            return Packing("float-quantized", 8, None, symmetric=True)
+        case "block" if weights.block_structure is not None:
+            outputs, inputs_each = weights.block_structure
+            return _checked(Packing("float-quantized", 8, inputs_each, symmetric=True, outputs=outputs))
+        case other:
+            raise _Refused(f"has a scale for each {other}; for each tensor, channel or block of 8-bit floats is served")
+
+
+def _float8(config: _Float8) -> Packing:
+    if config.fmt != "e4m3":
+        raise _Refused(f"has 8-bit floats of {config.fmt}; e4m3 is served")
+    if config.weight_block_size is None:
+        return Packing("float-quantized", 8, None, symmetric=True)
+    outputs, inputs = config.weight_block_size
+    return _checked(Packing("fp8", 8, inputs, symmetric=True, outputs=outputs))
 
 
 def _strategy(group_size: int | None) -> str:

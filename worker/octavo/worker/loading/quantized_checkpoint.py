@@ -1,6 +1,8 @@
-"""The weights of a checkpoint that compressed-tensors, GPTQ or AWQ has quantised, by the names that a model knows."""
+"""The weights of a checkpoint that compressed-tensors, GPTQ, AWQ or transformers has quantised, by the names that a
+model knows."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,7 +15,7 @@ from octavo.worker.loading.weights import WeightsError, WeightSource
 
 _WEIGHT = ".weight"
 # The tensors that only a quantised layer has.
-_TELLING = frozenset({"weight_packed", "weight_scale", "qweight"})
+_TELLING = frozenset({"weight_packed", "weight_scale", "weight_scale_inv", "qweight"})
 
 
 class QuantizedCheckpoint:
@@ -94,6 +96,9 @@ def _parts(packed: PackedWeight) -> Parts:
 
 
 def _packed(module: str, packing: Packing, stored: Mapping[str, tuple[int, ...]], source: WeightSource) -> PackedWeight:
+    if packing.layout == "float-quantized" and f"{module}.weight_scale_inv" in stored:
+        # What transformers writes where scales are for no blocks.
+        packing = replace(packing, layout="fp8")
     name = f"{module}.{PARTS[packing.layout].codes}"
     codes = stored.get(name)
     if codes is None or len(codes) != 2:

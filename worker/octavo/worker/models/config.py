@@ -132,14 +132,15 @@ class DecoderConfig:
     windows: tuple[int, ...]
 
 
-def read_config(directory: Path, max_model_len: int | None = None) -> DecoderConfig:
-    """Reads the configuration in `directory`; `max_model_len` shortens the context.
+def read_config(directory: Path, max_model_len: int | None = None, *, headless: bool = False) -> DecoderConfig:
+    """Reads the configuration in `directory`; `max_model_len` shortens the context, and a model that is `headless` may
+    have no LM head.
 
     Raises `ModelConfigError`: as `UnsupportedSetting` if only this family lacks the setting.
     """
     path = directory / "config.json"
     try:
-        architecture, file = read_config_file(path)
+        architecture, file = read_config_file(path, headless=headless)
         return _decoder_config(file, architecture, max_model_len)
     except ModelConfigError as error:
         raise type(error)(f"{path}: {error}") from None

@@ -1,5 +1,6 @@
 """config.json as the Llama family reads it: the keys that decide the result, with the family's defaults."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,8 @@ _MOST = (1 << 31) - 1
 # A limit of layers, some ten times as many as any model has. Configurations list something for each, in every class
 # that reads them.
 MAX_LAYERS = 2048
+# How transformers calls the same layers without a head, and with one for classes.
+_OTHER_HEADS = re.compile("(Model|ForSequenceClassification)$")
 _LAYER_KEYS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_encoder_layers", "num_decoder_layers")
 _Count = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
 _Factor = Annotated[float, msgspec.Meta(gt=0.0)]
@@ -98,19 +101,24 @@ class ConfigFile(msgspec.Struct):
     logits_scaling: _Factor = 1.0
 
 
+# The methods whose weights are 8-bit floats.
+_FLOATS = frozenset({"fp8", "finegrained_fp8"})
+
+
 class _Quantized(msgspec.Struct):
     quantization_config: dict[str, Any] | None = None
 
 
-def read_config_file(path: Path) -> tuple[Architecture, ConfigFile]:
-    """Reads the file at `path` and returns the architecture that it names, and its values. Raises `ModelConfigError`.
+def read_config_file(path: Path, *, headless: bool = False) -> tuple[Architecture, ConfigFile]:
+    """Reads the file at `path` and returns the architecture that it names, and its values; `headless`: it may name one
+    without an LM head, or with another head. Raises `ModelConfigError`.
 
     Code that `auto_map` names is not run, and not needed: an architecture of this name is known here.
     """
     try:
         keys = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
         check_layers(keys)
-        architecture = _architecture(keys)
+        architecture = _architecture(keys, headless=headless)
         read = {key: value for key, value in keys.items() if key not in FAMILY_KEYS or architecture.reads(key)}
         return architecture, msgspec.convert({**architecture.defaults, **read}, ConfigFile)
     except (OSError, msgspec.MsgspecError) as error:
@@ -118,10 +126,25 @@ def read_config_file(path: Path) -> tuple[Architecture, ConfigFile]:
 
 
 def is_quantized(directory: Path) -> bool:
-    """Tells whether the weights in `directory` are quantised. Raises `ModelConfigError`."""
+    """Tells whether the weights in `directory` are quantised, to integers or to floats. Raises `ModelConfigError`."""
+    return _quantization(directory) is not None
+
+
+def has_quantized_integers(directory: Path) -> bool:
+    """Tells whether the weights in `directory` are quantised to integers, by which CPUs multiply. Raises
+    `ModelConfigError`."""
+    config = _quantization(directory)
+    if config is None or config.get("quant_method") in _FLOATS:
+        return False
+    groups = config.get("config_groups")
+    weights = [group.get("weights") for group in groups.values()] if isinstance(groups, dict) else []
+    return not weights or any(not isinstance(each, dict) or each.get("type") != "float" for each in weights)
+
+
+def _quantization(directory: Path) -> dict[str, Any] | None:
     path = directory / "config.json"
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_Quantized).quantization_config is not None
+        return msgspec.json.decode(path.read_bytes(), type=_Quantized).quantization_config
     except (OSError, msgspec.MsgspecError) as error:
         raise ModelConfigError(f"{path}: cannot read it: {error}") from error
 
@@ -142,9 +165,10 @@ def check_layers(keys: dict[str, Any]) -> None:
             check_layers(nested)
 
 
-def _architecture(keys: dict[str, Any]) -> Architecture:
+def _architecture(keys: dict[str, Any], *, headless: bool) -> Architecture:
     names = msgspec.convert(keys.get("architectures", []), list[str])
     for name in names:
-        if name in ARCHITECTURES:
-            return ARCHITECTURES[name]
+        known = _OTHER_HEADS.sub("ForCausalLM", name) if headless else name
+        if known in ARCHITECTURES:
+            return ARCHITECTURES[known]
     raise UnsupportedSetting(f"architectures {names} is none of {', '.join(sorted(ARCHITECTURES))}")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import torch.nn.functional as F
@@ -10,11 +11,11 @@ from torch import Tensor
 from octavo.worker.models.config import DecoderConfig
 from octavo.worker.models.decoder import PagedStep
 from octavo.worker.models.layers import Attention, DecoderLayer, RMSNorm, ShardedRMSNorm
-from octavo.worker.models.linear import GatedLinear, Linear, Weights
+from octavo.worker.models.linear import GatedLinear, Linear
 from octavo.worker.models.llama import LlamaModel
 
-# x W^T + b of x, W and b.
-Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+# x W^T + b of x.
+Product = Callable[[Tensor], Tensor]
 
 
 class FusedLlama:
@@ -29,7 +30,8 @@ class FusedLlama:
 
     With `exact`, each token's bits depend on no other tokens of a step but those it attends to, if attention's do not.
 
-    Raises `ValueError` on a model whose weights do not lie as `F.linear` takes them.
+    Raises `ValueError` on a model whose weights neither lie as `F.linear` takes them nor are quantised for a GPU, and
+    if `exact` on one with such quantised weights.
     """
 
     def __init__(self, model: LlamaModel, *, exact: bool = False) -> None:
@@ -41,16 +43,15 @@ class FusedLlama:
 
         self._gated, self._rope_and_cache = gated, rope_and_cache
         self._rms_norm, self._add_rms_norm = rms_norm, add_rms_norm
-        self._exact_product = linear
-        self._product: Product = linear if exact else F.linear
         self.exact = exact
         self._model = model
         for table in model.rotary_tables:
             # Triton's interpreter computes on a CPU, where tables begin with their first rows.
             table.reach(len(table.cos) - 1)
         self.group = model.group
-        self._lm_head = _plain(model.lm_head)
-        self._layers = [_Layer.of(layer) for layer in model.layers]
+        multiply = linear if exact else F.linear
+        self._lm_head = _product(model.lm_head, partial(linear, out_float=True) if exact else F.linear)
+        self._layers = [_Layer.of(layer, multiply) for layer in model.layers]
         self._next_norms = [*(layer.input_norm for layer in model.layers[1:]), model.norm]
 
     @property
@@ -79,10 +80,10 @@ class FusedLlama:
         rounded anyway.
         """
         if self.exact:
-            return self._gathered(self._model.bounded(self._exact_product(hidden, *self._lm_head, out_float=True)))
+            return self._gathered(self._model.bounded(self._lm_head(hidden)))
         if self.config.logits_scale != 1.0 or self.config.final_softcap:
             return self._model.logits(hidden)
-        return self._gathered(F.linear(hidden, *self._lm_head))
+        return self._gathered(self._lm_head(hidden))
 
     def _gathered(self, logits: Tensor) -> Tensor:
         return self._model.vocabulary.gather(logits) if len(logits) else logits.new_empty((0, self.config.vocab_size))
@@ -94,7 +95,7 @@ class FusedLlama:
     def _attention(self, layer: "_Layer", hidden: Tensor, index: int, step: PagedStep) -> Tensor:
         given, cache = layer.given.attention, step.caches[index]
         group = step.groups[cache.group]
-        qkv = self._product(hidden, *layer.qkv)
+        qkv = layer.qkv(hidden)
         q_weight, k_weight = self._head_norms(given, qkv)
         cos, sin = (given.rotary.cos, given.rotary.sin) if given.rotary else (None, None)
         query = self._rope_and_cache(
@@ -125,7 +126,7 @@ class FusedLlama:
             key_scale=cache.key_scale,
             value_scale=cache.value_scale,
         )
-        return self.group.all_reduce(self._product(attended.flatten(1), *layer.output))
+        return self.group.all_reduce(layer.output(attended.flatten(1)))
 
     def _head_norms(self, attention: Attention, qkv: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Returns the weights of norms over each head, of queries and of keys. Norms over all heads are applied here,
@@ -146,9 +147,8 @@ class FusedLlama:
         return None, None
 
     def _mlp(self, layer: "_Layer", hidden: Tensor) -> Tensor:
-        gate_up = self._product(hidden, *layer.gate_up)
-        gated = self._gated(gate_up, layer.given.mlp.gate_up.activation)
-        return self.group.all_reduce(self._product(gated, *layer.down))
+        gated = self._gated(layer.gate_up(hidden), layer.given.mlp.gate_up.activation)
+        return self.group.all_reduce(layer.down(gated))
 
     def _add(self, residual: Tensor, update: Tensor, update_norm: RMSNorm | None, norm: RMSNorm | None) -> Tensor:
         """Adds `update` to `residual`, in place, and returns the sum, normed."""
@@ -161,21 +161,24 @@ class FusedLlama:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """A layer as it was `given`, and its weights."""
+    """A layer as it was `given`, and its products."""
 
     given: DecoderLayer
-    qkv: Weights
-    output: Weights
-    gate_up: Weights
-    down: Weights
+    qkv: Product
+    output: Product
+    gate_up: Product
+    down: Product
 
     @classmethod
-    def of(cls, layer: DecoderLayer) -> Self:
-        attention, mlp = layer.attention, layer.mlp
-        return cls(layer, _plain(attention.qkv), _plain(attention.output), _plain(mlp.gate_up), _plain(mlp.down))
+    def of(cls, layer: DecoderLayer, multiply: Callable[..., Tensor]) -> Self:
+        parts = (layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down)
+        return cls(layer, *(_product(part, multiply) for part in parts))
 
 
-def _plain(layer: Linear | GatedLinear) -> Weights:
-    if layer.plain is None:
+def _product(layer: Linear | GatedLinear, multiply: Callable[..., Tensor]) -> Product:
+    """Returns what multiplies by the weight of `layer`: `multiply` if it is plain."""
+    if layer.plain is not None:
+        return partial(multiply, weight=layer.plain.weight, bias=layer.plain.bias)
+    if layer.product is None or multiply is not F.linear:
         raise ValueError(f"a weight is multiplied by {layer.kind.value}; kernels for a GPU take plain ones")
-    return layer.plain
+    return layer.product

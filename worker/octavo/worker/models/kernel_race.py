@@ -31,7 +31,7 @@ from octavo.worker.loading.load_format import DummyWeights
 from octavo.worker.model_settings import ModelSettings
 from octavo.worker.models.compiled import CompiledLlama, compiled, obstacle
 from octavo.worker.models.config import DecoderConfig, ModelConfigError, read_config
-from octavo.worker.models.config_file import is_quantized
+from octavo.worker.models.config_file import has_quantized_integers
 from octavo.worker.models.decoder import Decoder, PagedStep
 from octavo.worker.models.fused import FusedLlama
 from octavo.worker.models.llama import LlamaModel
@@ -61,11 +61,13 @@ def kernel_path(attention: AttentionChoice, model: Decoder) -> str:
     name = attention.attention.name
     if attention.reason:
         return f"{name} (not Octavo's own kernels: {attention.reason})"
+    if attention.prompts:
+        name += f" ({attention.prompts} for prompts)"
     if isinstance(model, CompiledLlama | FusedLlama) or name == "torch":
         return name
     if isinstance(model, LlamaModel):
         return f"{name} for attention, torch for the rest ({obstacle(model)})"
-    also = "" if name == "triton" else " and linear layers"
+    also = "" if name.startswith("triton") else " and linear layers"
     return f"{name} for attention{also}, transformers for the rest"
 
 
@@ -124,8 +126,9 @@ def _speeds(directory: Path, settings: ModelSettings) -> Speeds | None:
     if settings.model_impl == "transformers":
         return None
     try:
-        config = read_config(directory, settings.max_model_len)
-        quantized = settings.quantization != "none" or is_quantized(directory)
+        # What is measured are layers, whatever head is behind them.
+        config = read_config(directory, settings.max_model_len, headless=True)
+        quantized = settings.quantization != "none" or has_quantized_integers(directory)
         if quantized or settings.kv_cache_dtype != "auto" or not to_measure(config, exact=settings.exact):
             # Torch has kernels neither for quantised weights nor for a cache of another dtype.
             return None

@@ -1,6 +1,7 @@
 """Linear layers: by Octavo's own kernels on the CPU, else by oneDNN's prepacked weights, else by `F.linear`.
 
-Quantised weights stay quantised where Octavo's kernels multiply, and are dequantised elsewhere.
+Quantised weights stay quantised where Octavo's kernels multiply by them, on a CPU or a GPU, and are dequantised
+elsewhere.
 
 Octavo's kernels give a row the same result whatever rows are beside it. The oneDNN operations are private to torch:
 they stay in this file and are tried before they are trusted.
@@ -21,8 +22,11 @@ from octavo.kernels.native.library import NativeUnavailable, load
 from octavo.kernels.native.linear import NativeLinear
 from octavo.kernels.native.quantized_linear import NativeQuantizedLinear
 from octavo.kernels.native.structs import Activation, LinearOp, QuantizedLinearOp
-from octavo.kernels.quantized import Quantized, stacked
+from octavo.kernels.quantized import BlockFormat, Quantized, stacked
+from octavo.worker.models import gpu_linear
+from octavo.worker.models.gpu_linear import QuantizedProduct
 
+_CPU = torch.device("cpu")
 # The batch size oneDNN lays a weight out for. Measured: good from 1 to 64 rows.
 _PREPACK_ROWS = 64
 
@@ -45,6 +49,7 @@ class LinearKind(Enum):
 
     NATIVE = "native"
     QUANTIZED = "native quantized"
+    GPU_QUANTIZED = "a GPU's quantized"
     ONEDNN = "onednn"
     PLAIN = "plain"
 
@@ -113,19 +118,26 @@ class Linear:
 
     Unless `kind` is `PLAIN`, a row of the result does not depend on the number of rows. `native` holds the weight where
     Octavo's kernels multiply, in parts whose outputs stand side by side: several where a quantised weight has several
-    formats. `plain` holds it where `kind` is `PLAIN`, for kernels that multiply in its place.
+    formats. `plain` holds it where `kind` is `PLAIN`, for kernels that multiply in its place; `product` is what
+    multiplies by it where it stays quantised on a GPU.
     """
 
     def __init__(
         self, weight: Weight | Sequence[Weight], bias: Tensor | None = None, *, kind: LinearKind | None = None
     ) -> None:
         """Takes `weight`, [out_features, in_features], or parts of its rows, and `bias`, [out_features]. `kind` None:
-        `QUANTIZED` for what is quantised and can stay so, else `best_kind`."""
+        `QUANTIZED` or `GPU_QUANTIZED` for what is quantised and can stay so where it lies, else `best_kind`."""
         weights = _joined(weight)
         self.native: tuple[NativePart, ...] = ()
         self.plain: Weights | None = None
-        if (quantized := _quantized(weights)) and kind in (None, LinearKind.QUANTIZED):
-            self.kind = LinearKind.QUANTIZED
+        self.product: QuantizedProduct | None = None
+        self._multiply: Callable[[Tensor], Tensor]
+        quantized, quantized_kind = _quantized(weights)
+        if quantized and kind in (None, quantized_kind):
+            self.kind = quantized_kind
+            if self.kind is LinearKind.GPU_QUANTIZED:
+                self._multiply = self.product = QuantizedProduct(quantized, bias)
+                return
             ends = list(itertools.accumulate(part.shape[0] for part in quantized))
             biases = [None] * len(ends) if bias is None else bias.tensor_split(ends[:-1])
             pairs = zip(quantized, biases, strict=True)
@@ -195,7 +207,8 @@ class ActivatedLinear:
 class GatedLinear:
     """Computes activation(gate(x)) * up(x) for x of [tokens, in_features], gate and up fused.
 
-    `native` and `plain` are as in `Linear`; but where gate and up have several formats, `native` holds up, then gate.
+    `native`, `plain` and `product` are as in `Linear`; but where gate and up have several formats, `native` holds up,
+    then gate.
     """
 
     def __init__(
@@ -213,7 +226,14 @@ class GatedLinear:
         self.activation = activation
         self.native: tuple[NativePart, ...] = ()
         self.plain: Weights | None = None
-        if native is not None and (quantized := _quantized(weights)) and kind in (None, LinearKind.QUANTIZED):
+        self.product: QuantizedProduct | None = None
+        self._multiply: Callable[[Tensor], Tensor]
+        quantized, quantized_kind = _quantized(weights)
+        if quantized and quantized_kind is LinearKind.GPU_QUANTIZED and kind in (None, quantized_kind):
+            self.kind: LinearKind = quantized_kind
+            self._multiply = self.product = QuantizedProduct(quantized, bias)
+            return
+        if quantized and native is not None and kind in (None, LinearKind.QUANTIZED):
             self.kind = LinearKind.QUANTIZED
             self.native = _gated_parts(quantized, bias, native)
             return
@@ -247,8 +267,12 @@ class GatedLinear:
         return [(0, op) for op in ops]
 
 
-def obstacle_to_quantized() -> str | None:
-    """Returns why quantised weights cannot stay so in the CPU's memory; None if they can."""
+def obstacle_to_quantized(device: torch.device = _CPU, form: BlockFormat | None = None) -> str | None:
+    """Returns why quantised weights, or those of `form`, cannot stay so in `device`'s memory; None if they can."""
+    if gpu_linear.on_gpu(device):
+        return gpu_linear.obstacle(device, form)
+    if form is not None and form.floats:
+        return "no CPU multiplies 8-bit floats"
     try:
         load()
     except NativeUnavailable as error:
@@ -270,12 +294,18 @@ def _joined(weight: Weight | Sequence[Weight]) -> list[Weight]:
     return result
 
 
-def _quantized(weights: list[Weight]) -> list[Quantized]:
-    """Returns `weights` if all of them are quantised and can stay so; else none."""
-    if obstacle_to_quantized():
-        return []
-    quantized = [each for each in weights if isinstance(each, Quantized) and each.codes.device.type == "cpu"]
-    return quantized if len(quantized) == len(weights) else []
+def _quantized(weights: list[Weight]) -> tuple[list[Quantized], LinearKind]:
+    """Returns `weights` if all of them are quantised and can stay so, else none; and the kind that multiplies by
+    them."""
+    quantized = [
+        each
+        for each in weights
+        if isinstance(each, Quantized) and not obstacle_to_quantized(each.codes.device, each.format)
+    ]
+    if not quantized or len(quantized) < len(weights):
+        return [], LinearKind.QUANTIZED
+    gpu = gpu_linear.on_gpu(quantized[0].codes.device)
+    return quantized, LinearKind.GPU_QUANTIZED if gpu else LinearKind.QUANTIZED
 
 
 def _dequantized(weights: list[Weight]) -> Tensor:
@@ -298,7 +328,7 @@ def _side_by_side(parts: list[Tensor]) -> Tensor:
 
 
 def _torch_linear(kind: LinearKind, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    if kind is LinearKind.QUANTIZED:
+    if kind in (LinearKind.QUANTIZED, LinearKind.GPU_QUANTIZED):
         raise ValueError(f"a weight {list(weight.shape)} {weight.dtype} is not multiplied as quantised")
     if kind is LinearKind.PLAIN:
         return lambda inputs: F.linear(inputs, weight, bias)

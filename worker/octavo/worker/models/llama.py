@@ -14,9 +14,10 @@ from torch import Tensor
 
 from octavo.kernels.native.library import NativeUnavailable, find
 from octavo.kernels.native.sampling import softcap
-from octavo.kernels.quantized import Quantized
+from octavo.kernels.quantized import BlockFormat, Quantized
 from octavo.worker.loading.tensor_file import TensorPart
 from octavo.worker.loading.weights import WeightSource
+from octavo.worker.models import gpu_linear
 from octavo.worker.models.config import DecoderConfig
 from octavo.worker.models.decoder import PagedStep
 from octavo.worker.models.layers import MLP, Attention, DecoderLayer, RMSNorm, ShardedRMSNorm
@@ -65,18 +66,24 @@ class LayerLoader:
         self._checkpoint = checkpoint
         self._dtype = dtype
         self._device = device
-        # Why quantised weights cannot stay so; None if they can.
-        self._to_dequantize = obstacle_to_quantized() if device.type == "cpu" else "they stay so on a CPU only"
-        self._told = False
+        # The reasons that were told why quantised weights do not stay so.
+        self._told = set[str]()
         # Quantised weights that are multiplied as numbers, by name.
         self._widened = list[str]()
+
+    def embedding_rows(self) -> Callable[[Tensor], Tensor]:
+        """Returns what looks up this rank's rows of the embedding, of a model without an LM head."""
+        embedding = self._vocabulary_rows("model.embed_tokens.weight")
+        if isinstance(embedding, Tensor):
+            return partial(F.embedding, weight=embedding)
+        return partial(_rows_of, Linear(embedding), self._dtype)
 
     def vocabulary_layers(self) -> tuple[Callable[[Tensor], Tensor], Linear]:
         """Returns what looks up this rank's rows of the embedding, and the linear layer to the logits of its share.
 
-        A quantised embedding stays so, and is the LM head as well where it is tied.
+        A quantised embedding stays so on a CPU, and is the LM head as well where it is tied.
         """
-        embedding, name = self._vocabulary_rows("model.embed_tokens.weight"), "lm_head.weight"
+        embedding, name = self._vocabulary_rows("model.embed_tokens.weight", looked_up=True), "lm_head.weight"
         # A stored LM head is meant, whatever config.json says of tying it to the embedding: so transformers has it.
         tied = self.config.tie_word_embeddings and name not in self._checkpoint.shapes()
         if isinstance(embedding, Tensor):
@@ -200,17 +207,23 @@ class LayerLoader:
             return weight, None
         return weight, self._tensor(f"{name}.bias", shape[:1])
 
-    def _vocabulary_rows(self, name: str) -> Weight:
+    def _vocabulary_rows(self, name: str, *, looked_up: bool = False) -> Weight:
         share = self.vocabulary.share
-        return self._weight(name, (share.whole, self.config.hidden_size), share.along(0))
+        return self._weight(name, (share.whole, self.config.hidden_size), share.along(0), looked_up=looked_up)
 
-    def _weight(self, name: str, shape: tuple[int, ...], part: TensorPart | None = None) -> Weight:
-        """Returns a weight as it is stored if it is quantised and can stay so, else in the model's dtype."""
+    def _weight(
+        self, name: str, shape: tuple[int, ...], part: TensorPart | None = None, *, looked_up: bool = False
+    ) -> Weight:
+        """Returns a weight as it is stored if it is quantised and can stay so, else in the model's dtype; rows are read
+        of one that is `looked_up`."""
         weight = self._checkpoint.take_weight(name, shape, part)
         if isinstance(weight, Quantized):
-            if self._to_dequantize is None:
-                return weight
-            self._tell_once()
+            reason = obstacle_to_quantized(self._device, weight.format)
+            if reason is None and looked_up and gpu_linear.on_gpu(self._device):
+                reason = "a GPU looks up rows of an embedding of numbers"
+            if reason is None:
+                return weight.to(self._device)
+            self._tell_once(weight.format, reason)
             weight = weight.dequantize()
         return weight.to(self._device, self._dtype)
 
@@ -229,10 +242,10 @@ class LayerLoader:
                 ", ".join(self._widened),
             )
 
-    def _tell_once(self) -> None:
-        if not self._told:
-            self._told = True
-            logger.info("the quantised weights become %s: %s", self._dtype, self._to_dequantize)
+    def _tell_once(self, form: BlockFormat, reason: str) -> None:
+        if reason not in self._told:
+            self._told.add(reason)
+            logger.info("quantised weights (%s) become %s: %s", form.name, self._dtype, reason)
 
 
 def _rows_of(packed: Linear, dtype: torch.dtype, places: Tensor) -> Tensor:
@@ -257,8 +270,8 @@ class LlamaModel:
     ranks.
 
     `embedding_rows` looks up rows of the embedding, or of this rank's share; `rotary_tables` has one entry for all
-    layers with the same rotary embedding. Raises `WeightsError` if the checkpoint does not fit `config`, or
-    `ModelConfigError` if the ranks cannot share the model.
+    layers with the same rotary embedding. A `headless` model has no LM head, and gives no logits. Raises `WeightsError`
+    if the checkpoint does not fit `config`, or `ModelConfigError` if the ranks cannot share the model.
     """
 
     def __init__(
@@ -268,13 +281,19 @@ class LlamaModel:
         dtype: torch.dtype,
         device: torch.device,
         group: ShardGroup = SINGLE,
+        *,
+        headless: bool = False,
     ) -> None:
         loader = LayerLoader(config, checkpoint, dtype, device, group)
         self.group = group
         self.config = loader.config
         self.vocabulary = loader.vocabulary
         self.rotary_tables = list(loader.rotary_tables.values())
-        self.embedding_rows, self.lm_head = loader.vocabulary_layers()
+        self._lm_head: Linear | None = None
+        if headless:
+            self.embedding_rows = loader.embedding_rows()
+        else:
+            self.embedding_rows, self._lm_head = loader.vocabulary_layers()
         self.embedding_scale = _embedding_scale(config, dtype)
         self.layers = [loader.layer(index) for index in range(config.num_layers)]
         self.norm = loader.norm("model.norm", config.hidden_size)
@@ -282,6 +301,13 @@ class LlamaModel:
         self.logits_scale = config.logits_scale
         self.final_softcap = config.final_softcap
         checkpoint.finish()
+
+    @property
+    def lm_head(self) -> Linear:
+        """Returns the linear layer to this rank's share of the logits. Raises `ValueError` if there is none."""
+        if self._lm_head is None:
+            raise ValueError("a model without an LM head gives no logits")
+        return self._lm_head
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """Returns the input of the first layer, [tokens, hidden_size], a tensor of its own."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from octavo.kernels.quantized import FORMATS
 from octavo.worker.loading.load_format import open_weights
 from octavo.worker.loading.quantized_on_load import ENDS
 from octavo.worker.loading.weights import WeightSource
@@ -38,7 +39,7 @@ def load_model(
     `QUANTIZATION`; `dequantized`: what is quantised becomes numbers of `dtype` again. Raises `ModelConfigError` or
     `WeightsError`.
     """
-    if quantization != "none" and (reason := obstacle_to_quantized()):
+    if quantization != "none" and (reason := obstacle_to_quantized(device, FORMATS[quantization])):
         raise ModelConfigError(
             f"--quantization {quantization} would only lose where Octavo's own kernels cannot multiply by what is"
             f" quantised: {reason}; or leave it out"

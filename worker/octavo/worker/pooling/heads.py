@@ -56,10 +56,12 @@ class Dense:
 
 
 class EmbeddingHead:
-    """Makes a vector: pooled, taken through dense layers, and normalised where the model's files say so."""
+    """Makes a vector: pooled, taken through dense layers, and normalised where the model's files say so; or scores of
+    classes, where the last layer is `scores`."""
 
-    def __init__(self, pooling: SentencePooling, hidden_size: int) -> None:
+    def __init__(self, pooling: SentencePooling, hidden_size: int, scores: Dense | None = None) -> None:
         """Raises `ModelConfigError` or `WeightsError` on dense layers that do not fit."""
+        self.modes = pooling.modes
         self._pools = [_POOLS[mode] for mode in pooling.modes]
         self._dense = [_dense_of(file) for file in pooling.dense]
         self._normalizes = pooling.normalizes
@@ -68,9 +70,15 @@ class EmbeddingHead:
             if file.num_inputs != self.num_outputs:
                 raise ModelConfigError(f"{file.directory} takes {file.num_inputs} numbers, and gets {self.num_outputs}")
             self.num_outputs = file.num_outputs
+        if scores is not None:
+            self._dense.append(scores)
+            self.num_outputs = len(scores.weight)
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        parts = [pool(hidden) for pool in self._pools]
+        return self.finish([pool(hidden) for pool in self._pools])
+
+    def finish(self, parts: list[Tensor]) -> Tensor:
+        """Makes the output of what each mode of the pooling gives, [hidden_size] fp32."""
         vector = parts[0] if len(parts) == 1 else torch.cat(parts)
         for dense in self._dense:
             vector = dense(vector)
@@ -112,6 +120,11 @@ def _take_dense(
 ) -> Dense:
     bias = source.take(f"{name}.bias", shape[:1]).float() if has_bias else None
     return Dense(source.take(f"{name}.weight", shape).float(), bias, activate)
+
+
+def score_layer(count: int, hidden_size: int, source: WeightSource) -> Dense:
+    """Takes the layer by which transformers scores `count` classes of a decoder's last state. Raises `WeightsError`."""
+    return _take_dense(source, "score", (count, hidden_size), has_bias=False)
 
 
 def num_labels(file: EncoderFile) -> int:

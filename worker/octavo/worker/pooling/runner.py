@@ -23,7 +23,7 @@ from octavo.worker.models.encoders.encoder import EncoderModel, TextBatch
 from octavo.worker.models.encoders.families import has_classes
 from octavo.worker.pooling.heads import EmbeddingHead, Head, classifier_head
 from octavo.worker.pooling.sentence_files import read_pooling
-from octavo.worker.runner import BlockContents, DoneStep, StepOutput
+from octavo.worker.runner import BlockContents, DoneStep, Settle, StepOutput, nothing_pending
 from octavo.worker.sequences import WorkItem
 from octavo.worker.step.failures import not_finite
 
@@ -59,10 +59,10 @@ class EncoderRunner:
         file = read_file(directory)
         source = open_weights(directory, settings.load_format)
         dtype = _DTYPES[settings.dtype]
-        classifies = has_classes(file.architectures)
+        classifies = has_classes(file.architectures) and settings.pooling == "auto"
         with torch.inference_mode():
             config = encoder_config(file)
-            pooling = None if classifies else read_pooling(directory)
+            pooling = None if classifies else read_pooling(directory, settings.pooling)
             longest = config.max_model_len
             if pooling is not None and pooling.max_tokens is not None:
                 longest = min(longest, pooling.max_tokens)
@@ -88,7 +88,7 @@ class EncoderRunner:
             pooling=PoolingModel(task, self._head.num_outputs),
         )
 
-    def launch(self, moves: BlockMoves, items: list[WorkItem]) -> DoneStep:
+    def launch(self, moves: BlockMoves, items: list[WorkItem], settle: Settle = nothing_pending) -> DoneStep:
         """Computes `items`, each a whole text. Raises `ValueError` on one that is not."""
         return DoneStep(self.execute(moves, items))
 
@@ -176,6 +176,8 @@ def _obstacle(settings: ModelSettings) -> str | None:
     ):
         if value != plain:
             return f"{option} {value} is not for one; leave it out"
+    if settings.pooling == "none":
+        return "it generates nothing; leave --pooling none out"
     if settings.dtype not in _DTYPES:
         return f"it is computed in float32 or bfloat16, not in {settings.dtype}"
     return None

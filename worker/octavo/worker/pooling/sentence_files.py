@@ -1,7 +1,8 @@
 """Reads how a model directory says that vectors are made of hidden states: the files of sentence-transformers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,6 +22,8 @@ _SWITCHES = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 _ACTIVATIONS = ("Identity", "Tanh")
+# The words of `octavo.worker.model_settings.POOLINGS` that name a mode.
+NAMED_MODES = MappingProxyType({"last": "lasttoken", "mean": "mean", "cls": "cls"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +54,17 @@ def has_sentence_files(directory: Path) -> bool:
     return (directory / "modules.json").is_file()
 
 
-def read_pooling(directory: Path, usual_mode: str = "mean") -> SentencePooling:
-    """Reads the files; `usual_mode` is that of a directory without any. Raises `ModelConfigError`."""
+def read_pooling(directory: Path, asked: str = "auto") -> SentencePooling:
+    """Reads the files; the pooling that is `asked` for by one of `NAMED_MODES` takes the place of theirs. A directory
+    without any has the mean. Raises `ModelConfigError`."""
+    named = NAMED_MODES.get(asked)
     if not has_sentence_files(directory):
-        return SentencePooling((usual_mode,))
+        return SentencePooling((named or "mean",))
+    found = _read_modules(directory)
+    return found if named is None else replace(found, modes=(named,))
+
+
+def _read_modules(directory: Path) -> SentencePooling:
     modules = _read(directory / "modules.json", list[dict[str, Any]])
     modes: tuple[str, ...] = ()
     dense: list[DenseFile] = []

@@ -64,15 +64,15 @@ class TokenCounts:
     def counts(self) -> Floats:
         return self._counts[: len(self._places)]
 
-    def update(self, token_ids: list[int], first: int, prompt_length: int) -> None:
-        """Counts the new tokens of a sequence's `token_ids` from position `first` on; prompt tokens are listed, but not
-        counted."""
+    def update(self, token_ids: list[int], first: int, end: int, prompt_length: int) -> None:
+        """Counts the new tokens of a sequence's `token_ids` from position `first` up to `end`; prompt tokens are
+        listed, but not counted."""
         self._num_seen = max(self._num_seen, first)
-        for position in range(self._num_seen, len(token_ids)):
+        for position in range(self._num_seen, end):
             place = self._place(token_ids[position])
             if place is not None and position >= prompt_length:
                 self._counts[place] += 1
-        self._num_seen = len(token_ids)
+        self._num_seen = max(self._num_seen, end)
 
     def after(self, drafted: list[int]) -> tuple[Ids, Floats]:
         """Returns `token_ids` and `counts` as they would be if these tokens had been generated too."""
@@ -113,18 +113,21 @@ def is_processed(chooser: Chooser) -> bool:
     )
 
 
-def process(logits: Tensor, choosers: list[Chooser], masks: Masks = NO_MASKS) -> None:
+def process(
+    logits: Tensor, choosers: list[Chooser], masks: Masks = NO_MASKS, last_tokens: Tensor | None = None
+) -> None:
     """Applies each chooser's grammar mask, exclusions, biases and penalties to its row of `logits`, in place.
 
     `logits` is [rows, vocab_size] fp32, contiguous; log-probabilities of that shape will do. Rows of choosers that ask
-    for nothing stay as they are. The call waits for no device.
+    for nothing stay as they are. Where a chooser's last token is pending, `last_tokens` ([rows] int64, on the device of
+    the logits) holds it. The call waits for no device.
     """
     masks.apply(logits, choosers)
     edits = [_edits(chooser.sequence, logits.shape[1]) for chooser in choosers]
     _keep_allowed(logits, choosers, edits)
     _exclude(logits, choosers, edits)
     _add_bias(logits, edits)
-    _penalise(logits, choosers, edits)
+    _penalise(logits, choosers, edits, last_tokens)
 
 
 def _must_go_on(chooser: Chooser) -> bool:
@@ -160,30 +163,57 @@ def _add_bias(logits: Tensor, edits: list[LogitEdits]) -> None:
     logits.view(-1).index_add_(0, _places([each.biased for each in edits], logits), biases)
 
 
-def _penalise(logits: Tensor, choosers: list[Chooser], edits: list[LogitEdits]) -> None:
+def _penalise(logits: Tensor, choosers: list[Chooser], edits: list[LogitEdits], last_tokens: Tensor | None) -> None:
     """Applies the penalties to the tokens that each chooser has.
 
     Divides the positive logits of all tokens of prompt and output by the repetition penalty and multiplies the negative
     ones; then subtracts the frequency penalty per occurrence in the output, and the presence penalty once.
     """
     counted = [_counts(*pair) for pair in zip(choosers, edits, strict=True)]
-    at = _places([token_ids for token_ids, _ in counted], logits)
-    if not len(at):
-        return
     lengths = [len(token_ids) for token_ids, _ in counted]
+    penalised = [row for row, each in enumerate(choosers) if each.sampling.is_penalised]
+    pending = [row for row in penalised if choosers[row].sequence.has_pending_token]
+    if not any(lengths) and not pending:
+        return
+    at = _places([token_ids for token_ids, _ in counted], logits)
+    counts = upload(np.concatenate([counts for _, counts in counted]), logits.device)
+    # The row of each token that is penalised, the pending ones last.
+    rows = np.concatenate((np.repeat(np.arange(len(choosers)), lengths), np.array(pending, dtype=np.int64)))
+    if pending:
+        assert last_tokens is not None, "a pending token stands in `last_tokens`"
+        at, counts = _with_pending(at, counts, upload(rows, logits.device), last_tokens, logits.shape[1])
 
     def per_token(values: list[float]) -> Tensor:
-        return upload(np.repeat(np.array(values, dtype=np.float32), lengths), logits.device)
+        return upload(np.array(values, dtype=np.float32)[rows], logits.device)
 
     # A penalty that fp32 rounds to 0 would make NaN of -inf; one near it may overflow.
     numbers = torch.finfo(torch.float32)
     repetition = per_token([each.sampling.repetition_penalty for each in choosers]).clamp_min(numbers.tiny)
-    counts = upload(np.concatenate([counts for _, counts in counted]), logits.device)
     values = logits.view(-1).index_select(0, at)
     values = torch.where(values > 0, values / repetition, values * repetition).clamp_max(numbers.max)
     values -= per_token([each.sampling.frequency_penalty for each in choosers]) * counts
     values -= per_token([each.sampling.presence_penalty for each in choosers]) * (counts > 0)
     logits.view(-1).index_copy_(0, at, values)
+
+
+def _with_pending(
+    at: Tensor, counts: Tensor, rows: Tensor, last_tokens: Tensor, vocab_size: int
+) -> tuple[Tensor, Tensor]:
+    """Returns the places `at` of tokens and their `counts` as they are with the pending tokens of some rows, which
+    `last_tokens` holds. `rows` ([tokens + pending]) says whose each is.
+
+    Such a token gets a place of its own at the end. Where it has one already, both have the same count, so that the two
+    are penalised to the same number.
+    """
+    known, own = rows[: len(at)], rows[len(at) :]
+    places = torch.full_like(last_tokens, -1)
+    places.index_copy_(0, own, own * vocab_size + last_tokens.index_select(0, own))
+    again = (at == places.index_select(0, known)).float()
+    before = torch.zeros(len(places), dtype=counts.dtype, device=counts.device)
+    # No more than one number of each row is not zero: their sum has no order.
+    before.index_add_(0, known, again * counts)
+    new = torch.cat((counts + again, before.index_select(0, own) + 1))
+    return torch.cat((at, places.index_select(0, own))), new
 
 
 def _counts(chooser: Chooser, edits: LogitEdits) -> tuple[Ids, Floats]:
@@ -193,7 +223,8 @@ def _counts(chooser: Chooser, edits: LogitEdits) -> tuple[Ids, Floats]:
     if not sequence.sampling.is_penalised:
         return counts.token_ids, counts.counts
     first = 0 if sequence.sampling.repetition_penalty != 1 else sequence.prompt_length
-    counts.update(sequence.token_ids, first, sequence.prompt_length)
+    end = len(sequence.token_ids) - sequence.has_pending_token
+    counts.update(sequence.token_ids, first, end, sequence.prompt_length)
     return counts.after(chooser.drafted) if chooser.num_drafted else (counts.token_ids, counts.counts)
 
 

@@ -19,7 +19,7 @@ _ROWS = 64
 
 
 # A whole prompt's logits would be larger than many a model.
-_PROMPT_ROWS = 256
+PROMPT_ROWS = 256
 LogitsOf = Callable[[int, int], Tensor]
 
 
@@ -118,8 +118,8 @@ def _logprobs(span: PromptSpan, first_row: int, logits_of: LogitsOf) -> Iterator
     top = span.sequence.sampling.prompt_logprobs
     assert top is not None, "a span is made of a sequence that wants its prompt's logprobs"
     token_ids = span.sequence.token_ids[span.start : span.start + span.length]
-    for first in range(0, span.length, _PROMPT_ROWS):
-        last = min(first + _PROMPT_ROWS, span.length)
+    for first in range(0, span.length, PROMPT_ROWS):
+        last = min(first + PROMPT_ROWS, span.length)
         yield from _row_chunk_logprobs(logits_of(first_row + first, first_row + last), token_ids[first:last], top)
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from octavo.worker.kv_store.loan import Parts, Payload
 from octavo.worker.runner import BlockContents
+from octavo.worker.step.followed_slots import FollowedSlots
 from octavo.worker.step.kv_cache import KVCache
 
 # What is copied from a device for one step.
@@ -15,18 +16,20 @@ _MOST_BYTES = 64 << 20
 
 class BlockBytes:
     """Reads device blocks and fills CPU blocks of `caches`, which share their block ids: of each block the bytes of all
-    caches, a part each, one after the other."""
+    caches, a part each, one after the other; and of a draft model's blocks how far they are `followed`."""
 
-    def __init__(self, caches: Sequence[KVCache]) -> None:
-        self._caches = caches
-        self._sizes = [cache.layout.bytes_per_block for cache in caches]
+    def __init__(self, caches: Sequence[KVCache], followed: FollowedSlots | None = None) -> None:
+        self._kv_caches = caches
+        self._caches: list[KVCache | FollowedSlots] = [*caches, *([followed] if followed is not None else [])]
+        self._sizes = [each.bytes_per_block for each in self._caches]
         self.num_bytes = sum(self._sizes)
 
     @property
     def layout(self) -> str:
         """Names the order of a block's bytes."""
         order = "tokens-first" if self._caches[0].is_here else "heads-first"
-        parts = (f"{each.layout.dtype}{list(each.layout.shape(1)[1:])}" for each in self._caches)
+        parts = [f"{each.layout.dtype}{list(each.layout.shape(1)[1:])}" for each in self._kv_caches]
+        parts += ["followed slots"] * (len(self._caches) - len(self._kv_caches))
         return f"{order} {' + '.join(parts)}"
 
     @torch.inference_mode()

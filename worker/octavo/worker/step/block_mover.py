@@ -3,9 +3,11 @@
 The order of the two streams is kept apart from the copies themselves, so that tests can check it without a GPU.
 """
 
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +18,9 @@ from octavo.kernels.checks import check_moves
 from octavo.wire.steps import BlockMove, BlockMoves
 from octavo.worker.gpu import swap as gpu_moves
 from octavo.worker.gpu.swap import Pairs
+
+# Blocks on the device, some or all of them named several times.
+Blocks = Sequence[Iterable[int]]
 
 
 class DeviceStream(Protocol):
@@ -29,6 +34,9 @@ class DeviceStream(Protocol):
 
     def active(self) -> AbstractContextManager[Any]:
         """Returns a context within which work is given to this stream."""
+
+    def passed(self, event: Any) -> bool:
+        """Tells whether `event` has certainly happened."""
 
     def finish(self) -> None:
         """Waits until all work given so far is done."""
@@ -49,6 +57,9 @@ class CudaStream:
     def active(self) -> AbstractContextManager[Any]:
         return torch.cuda.stream(self._find())
 
+    def passed(self, event: Any) -> bool:
+        return bool(event.query())
+
     def finish(self) -> None:
         self._find().synchronize()
 
@@ -65,6 +76,9 @@ class NullStream:
     def active(self) -> AbstractContextManager[Any]:
         return nullcontext()
 
+    def passed(self, event: Any) -> bool:
+        return True
+
     def finish(self) -> None:
         """Does nothing: the work is done."""
 
@@ -77,14 +91,21 @@ class _SwapOut:
     done: Any
 
 
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """Names blocks that the model's stream is given work on, until `done`."""
+
+    block_ids: Blocks
+    done: Any
+
+
 class BlockMover:
     """Moves whole blocks within the model's pool, and between that pool and a pool in CPU memory.
 
     All swaps go to the stream `side`, one after the other: a block comes back as it left, and a CPU block is filled
     again only once it was read. The mover orders `side` and `main`, where the model computes, by three rules:
 
-    * a swap begins once `main` has done its work so far, which may write the blocks that leave and read those that are
-      to be filled;
+    * a swap begins once `main` has done its last work on the blocks that leave or are to be filled, as `used` has told;
     * after a swap-in, `main` waits for it;
     * a swap-out runs on beside the model, which may read those blocks, until `before_writing` names one of them.
     """
@@ -107,6 +128,8 @@ class BlockMover:
         self._num_swap_outs = 0
         # For each block on the device, the last swap-out that may still read it.
         self._swap_outs: dict[int, _SwapOut] = {}
+        # Work on the model's stream that may not be done, in its order.
+        self._uses: deque[_Use] = deque()
 
     def move(self, moves: BlockMoves) -> None:
         """Swaps out, swaps in and copies, in that order: all layers and all blocks of a kind at once.
@@ -118,8 +141,7 @@ class BlockMover:
         check_moves(self._blocks, self._cpu_blocks, swap_out)
         check_moves(self._cpu_blocks, self._blocks, swap_in)
         check_moves(self._blocks, self._blocks, copy)
-        if swap_out or swap_in:
-            self._side.wait(self._main.record())
+        self._wait_for_uses({source for source, _ in swap_out} | {target for _, target in swap_in})
         if swap_out:
             self._move_out(swap_out)
         if swap_in:
@@ -127,6 +149,21 @@ class BlockMover:
         if copy:
             self.before_writing(target for _, target in copy)
             self._copy(self._blocks, copy)
+            self.used(copy)
+
+    def used(self, block_ids: Blocks) -> None:
+        """Notes that `main` has been given work that reads or writes these blocks. The collections are kept for a
+        while, and must not change."""
+        while self._uses and self._main.passed(self._uses[0].done):
+            self._uses.popleft()
+        self._uses.append(_Use(block_ids, self._main.record()))
+
+    def _wait_for_uses(self, block_ids: set[int]) -> None:
+        """Makes `side` wait for the last work on any of `block_ids`, and so for all before."""
+        for use in reversed(self._uses):
+            if not block_ids.isdisjoint(chain.from_iterable(use.block_ids)):
+                self._side.wait(use.done)
+                return
 
     def before_writing(self, block_ids: Iterable[int]) -> None:
         """Makes `main` wait for the swap-outs under way that read any block of `block_ids`.

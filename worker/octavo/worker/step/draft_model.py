@@ -1,7 +1,9 @@
 """A second, smaller model that guesses what the model will say, with keys and values of its own in the same blocks.
 
-It computes every token that the model computes, in the same step. So wherever a block's keys and values of the model
-are complete, its own are too: block tables, prefix hits, copies, swaps and recomputing hold for both.
+While guesses are asked for, it computes every token that the model computes, in the same step. Where none have been for
+some steps it sleeps: it costs nothing then, and keys and values of its own are missing in blocks. Each block says how
+many there are, and takes that along where it is copied, swapped, moved or kept. A sequence of which guesses are asked
+for again is caught up with first; so is one that begins with what was computed while the draft model slept.
 """
 
 import time
@@ -27,8 +29,14 @@ from octavo.worker.sampling.grammars import Grammars
 from octavo.worker.sampling.sampler import guesses
 from octavo.worker.sequences import Chooser, WorkItem
 from octavo.worker.step.batch import build_batch
+from octavo.worker.step.followed_slots import FollowedSlots
 from octavo.worker.step.forward import Paging
 from octavo.worker.step.kv_cache import KVCache, KVLayout, LayerGroup
+
+# After so many steps in a row that ask for no guess, the draft model sleeps.
+STEPS_AWAKE = 16
+# Tokens of all sequences that are caught up with at once.
+_MOST_CAUGHT_UP = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +121,15 @@ class DraftModel:
     ) -> None:
         self._model = model
         self._attention = attention
-        self._cache = cache
+        self.cache = cache
         self._paging = paging
+        layout = cache.layout
+        self.followed = FollowedSlots(cache.num_blocks, cache.num_cpu_blocks, layout.block_size)
+        self._hosts = sorted({each.host for each in placed.hosted})
+        # What a window has passed is gone, so that nobody could catch up with it.
+        self._may_sleep = not any(group.window for group in layout.groups)
+        # Steps in a row in which no guess was asked for.
+        self._num_unasked = STEPS_AWAKE
         self._grammars = grammars
         self._groups = list(dict.fromkeys(placed.hosted))
         self._layers = [
@@ -124,26 +139,36 @@ class DraftModel:
 
     def move(self, moves: BlockMoves) -> None:
         """Moves blocks as the model's are."""
-        self._cache.move(moves)
+        self.cache.move(moves)
+        self.followed.move(moves)
 
     def follow(self, items: list[WorkItem], output: StepOutput) -> StepOutput:
-        """Computes the tokens of a step that the model has computed with this `output`; returns that with proposals for
-        the items that want some.
+        """Computes the tokens of a step that the model has computed with this `output`, unless it sleeps; returns that
+        with proposals for the items that want some.
 
-        The time of the tokens themselves counts as the model's, for they take it in every step.
+        To catch up with sequences counts as the model's time; what each step takes, as that of the proposals.
         """
         began = time.monotonic_ns()
+        for item in items:
+            for host in self._hosts:
+                self.followed.written(item.sequence.block_tables[host], item.start, item.end)
+        self._num_unasked = 0 if any(item.num_proposed for item in items) else self._num_unasked + 1
+        if self._may_sleep and self._num_unasked > STEPS_AWAKE:
+            return output
         further = {each.sequence_id: each.token_ids for each in output.further}
         chosen = {each.sequence_id: [each.token_id, *further.get(each.sequence_id, [])] for each in output.sampled}
         asking = [item for item in items if item.num_proposed and item.sequence.sequence_id in chosen]
+        if self._may_sleep:
+            self._catch_up(asking)
+            items = [item for item in items if self._has_reached(item)]
+        caught_up = time.monotonic_ns()
         found = {item.sequence.sequence_id: list(chosen[item.sequence.sequence_id]) for item in asking}
         # Where a proposal follows, what was chosen takes the place of the draft, of which it says more.
         taken = [_reaching(item, found) for item in items]
         ends = accumulate(item.num_tokens for item in taken)
         rows = [end - 1 for end, item in zip(ends, taken, strict=True) if item.sequence.sequence_id in found]
-        hidden = self._forward(taken, rows)
-        computed = time.monotonic_ns()
-        self._guess(asking, hidden, found)
+        if taken:
+            self._guess(asking, self._compute(taken, rows), found)
         proposed = [
             SequenceDraft(sequence_id, tokens[len(chosen[sequence_id]) :])
             for sequence_id, tokens in found.items()
@@ -151,10 +176,38 @@ class DraftModel:
         ]
         times = structs.replace(
             output.times,
-            model_us=output.times.model_us + (computed - began) // 1000,
-            propose_us=(time.monotonic_ns() - computed) // 1000,
+            model_us=output.times.model_us + (caught_up - began) // 1000,
+            propose_us=(time.monotonic_ns() - caught_up) // 1000,
         )
         return replace(output, times=times, proposed=proposed)
+
+    def _reached(self, item: WorkItem) -> int:
+        """Returns how many of the positions before the item's this model has computed, without a gap."""
+        return min(self.followed.reached(item.sequence.block_tables[host], item.start) for host in self._hosts)
+
+    def _has_reached(self, item: WorkItem) -> bool:
+        return self._reached(item) == item.start
+
+    def _catch_up(self, items: list[WorkItem]) -> None:
+        """Computes what this model has missed of the sequences before their items."""
+        while True:
+            left, missed = _MOST_CAUGHT_UP, list[WorkItem]()
+            for item in items:
+                reached = self._reached(item)
+                if count := min(left, item.start - reached):
+                    missed.append(WorkItem(item.sequence, reached, count, ()))
+                    left -= count
+            if not missed:
+                return
+            self._compute(missed, [])
+
+    def _compute(self, items: list[WorkItem], rows: list[int]) -> Tensor:
+        """Computes the tokens of `items`, as `_forward` does, which blocks say from now on."""
+        hidden = self._forward(items, rows)
+        for item in items:
+            for host in self._hosts:
+                self.followed.followed(item.sequence.block_tables[host], item.start, item.end)
+        return hidden
 
     def _guess(self, asking: list[WorkItem], hidden: Tensor, found: dict[int, list[int]]) -> None:
         """Appends to what was `found` of each sequence what is guessed to follow, one after the other; `hidden` are the

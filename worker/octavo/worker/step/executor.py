@@ -8,7 +8,7 @@ from torch import Tensor
 
 from octavo.wire.steps import BlockMoves, PromptLogprobs, SequenceFailure, StepTimes
 from octavo.worker.models.decoder import PagedStep
-from octavo.worker.runner import DoneStep, StepOutput
+from octavo.worker.runner import DoneStep, Settle, StepOutput, nothing_pending
 from octavo.worker.sampling.grammar_masks import masks_of
 from octavo.worker.sampling.grammars import Grammars
 from octavo.worker.sampling.logprobs import prompt_logprobs
@@ -22,7 +22,7 @@ from octavo.worker.tensor_parallel.leader import NO_FOLLOWERS, Followers
 
 class Executor:
     """Runs the steps of `model`. If other ranks share it, they are sent each step through `followers`. A `draft_model`
-    follows each step, and makes its proposals."""
+    makes the proposals of steps, and follows them meanwhile."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Executor:
         self._followers = followers
         self._device = paging.device
 
-    def launch(self, moves: BlockMoves, items: list[WorkItem]) -> DoneStep:
+    def launch(self, moves: BlockMoves, items: list[WorkItem], settle: Settle = nothing_pending) -> DoneStep:
         if not self._paging.attention.masks_unwritten:
             # A guess that overflows would spoil all that is computed over its slot, until that is written to again.
             items = [item.without_draft() for item in items]

@@ -20,7 +20,7 @@ from octavo.worker.gpu.swap import PinningError, pinned_zeros
 from octavo.worker.gpu.transfer import download, upload
 from octavo.worker.model_settings import ModelSettings
 from octavo.worker.models.decoder import LayerCache, ModelSizes
-from octavo.worker.step.block_mover import block_mover
+from octavo.worker.step.block_mover import Blocks, block_mover
 
 logger = logging.getLogger(__name__)
 # The share of the CPU's memory that is free once the weights are loaded; activations and other processes need the rest.
@@ -145,7 +145,7 @@ class KVCache:
             self._blocks = _device_blocks(layout.shape(num_blocks, heads_first=heads_first), layout.dtype, device)
         with _room_for(layout, num_cpu_blocks, torch.device("cpu"), "--swap-memory"):
             cpu_blocks = _cpu_blocks(layout.shape(num_cpu_blocks, heads_first=heads_first), layout.dtype, device)
-        self.num_cpu_blocks = len(cpu_blocks)
+        self.num_blocks, self.num_cpu_blocks = num_blocks, len(cpu_blocks)
         self.layout = layout
         self._rows, self._cpu_rows = _rows(self._blocks), _rows(cpu_blocks)
         self._mover = block_mover(self._blocks, cpu_blocks)
@@ -161,6 +161,11 @@ class KVCache:
         """Orders the swap-outs under way before a step that writes `block_ids`. Call it on the stream of that step."""
         self._mover.before_writing(block_ids)
 
+    def used(self, block_ids: Blocks) -> None:
+        """Notes that the stream of steps has been given work on these blocks, as
+        `octavo.worker.step.block_mover.BlockMover.used` does. Swaps of other blocks do not wait for it."""
+        self._mover.used(block_ids)
+
     def finish_moves(self) -> None:
         """Makes the work that the device is given from now on wait for all moves so far."""
         self._mover.before_writing_any()
@@ -173,6 +178,11 @@ class KVCache:
         if len(block_ids):
             self._mover.before_writing_any()
             self._blocks.index_fill_(0, block_ids, 0)
+            self._mover.used([range(len(self._blocks))])
+
+    @property
+    def bytes_per_block(self) -> int:
+        return self.layout.bytes_per_block
 
     @property
     def is_here(self) -> bool:
@@ -185,7 +195,9 @@ class KVCache:
         if self.is_here:
             return [self._rows[block_id] for block_id in block_ids]
         wanted = upload(np.array(block_ids, dtype=np.int64), self._blocks.device)
-        return list(download(self._rows.index_select(0, wanted)))
+        copies = list(download(self._rows.index_select(0, wanted)))
+        self._mover.used([tuple(block_ids)])
+        return copies
 
     def rows(self, *, in_cpu: bool) -> Tensor | None:
         """Returns the bytes of all blocks, [blocks, bytes] uint8, of the device or `in_cpu`; None where they are not in

@@ -16,23 +16,30 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from octavo.kernels.choice import AttentionChoice, choose_attention
+from octavo.kernels.choice import AttentionChoice, BackendUnavailable, choose_attention
 from octavo.kernels.native.build import source_hash
+from octavo.kernels.triton.devices import FP8_FROM, takes_fp8
 from octavo.runtime.models.directory import fingerprint, model_name
+from octavo.wire.pooling import PoolingModel
 from octavo.wire.steps import BlockMoves, KVGroup, ModelInfo
 from octavo.worker.kv_store.identity import StoreIdentity
 from octavo.worker.kv_store.loan import Payload
 from octavo.worker.loading.load_format import release_free_memory
 from octavo.worker.loading.weights import WeightsError
 from octavo.worker.model_settings import DTYPES, KV_CACHE_DTYPES, ModelSettings
+from octavo.worker.models import gpu_linear
 from octavo.worker.models.compiled import CompiledLlama, compiled, obstacle
-from octavo.worker.models.config_file import ModelConfigError, is_quantized
+from octavo.worker.models.config_file import ModelConfigError, has_quantized_integers, is_quantized
 from octavo.worker.models.decoder import Decoder
 from octavo.worker.models.fused import FusedLlama
 from octavo.worker.models.kernel_race import kernel_path
 from octavo.worker.models.llama import LlamaModel
 from octavo.worker.models.registry import load_model
-from octavo.worker.runner import BlockContents, LaunchedStep, StepOutput
+from octavo.worker.pooling.decoders import DecoderPooling, decoder_pooling, load_decoder, pooling_settings
+from octavo.worker.pooling.executor import PoolingExecutor
+from octavo.worker.pooling.gathering import gathers
+from octavo.worker.pooling.heads import EmbeddingHead
+from octavo.worker.runner import BlockContents, LaunchedStep, Settle, StepOutput, nothing_pending
 from octavo.worker.sampling.grammars import Grammars
 from octavo.worker.sequences import WorkItem
 from octavo.worker.step.block_bytes import BlockBytes
@@ -77,8 +84,6 @@ def model_obstacle(model: Decoder, attention: AttentionChoice) -> str | None:
 _AUTO_DTYPE = "bfloat16"
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
 _CACHE_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "int8": torch.int8}
-# The compute capability from which on kernels convert to and from fp8.
-_FP8_FROM = (8, 9)
 
 
 class ModelRunnerError(Exception):
@@ -111,7 +116,10 @@ class ModelRunner:
         self.device = device or settings.device
         self.block_size = settings.block_size
         self.world_size = group.size
-        self._settings = settings
+        # What it gives of whole texts in place of tokens; None: it generates.
+        pooling = decoder_pooling(directory, settings.pooling)
+        self._settings = settings = pooling_settings(settings, pooling)
+        self._head: EmbeddingHead | None = None
         self._group = group
         self._device = _torch_device(self.device)
         if self._device.index is not None and self._device.type == "cuda":
@@ -121,15 +129,17 @@ class ModelRunner:
         _check_ranks(group, identity, settings)
         self._dtype = _torch_dtype(settings, self._device, directory)
         with torch.inference_mode():
-            choice = self._load(directory)
+            choice = self._load(directory, pooling)
             self.kv_groups = [KVGroup(group.window) for group in self._layout.groups]
             self._draft = self._load_draft(draft_directory, directory, choice) if draft_directory else None
             self._make_cache(choice)
             self.grammars = Grammars(directory)
             self.paged_model = PagedModel(self._model, self._kv_cache, self._paging)
-            self._caches = [self._kv_cache]
-            self.executor = self._make_executor(followers)
-            self._bytes = BlockBytes(self._caches)
+            draft_model = self._make_draft_model()
+            self.executor = self._make_executor(followers, draft_model)
+            self._bytes = BlockBytes([self._kv_cache])
+            if draft_model is not None:
+                self._bytes = BlockBytes([self._kv_cache, draft_model.cache], draft_model.followed)
         self.kernels = kernel_path(choice, self._model)
         self.kv_bytes_per_token = self._block_bytes * len(self.kv_groups) // self.block_size
         self.kv_cache_dtype = str(self._layout.dtype).removeprefix("torch.")
@@ -141,23 +151,31 @@ class ModelRunner:
             vocab_size=self._model.config.vocab_size,
             max_model_len=self._model.config.max_model_len,
             quantization=settings.quantization,
+            pooling=_described(pooling, self._head),
         )
         self._draft_fingerprint = fingerprint(draft_directory, settings.load_format) if draft_directory else ""
 
-    def _load(self, directory: Path) -> AttentionChoice:
+    def _load(self, directory: Path, pooling: DecoderPooling | None) -> AttentionChoice:
         """Loads the model and compiles it where it can be; returns the attention that it takes."""
         settings = self._settings
-        model = load_model(
-            directory,
-            dtype=self._dtype,
-            device=self._device,
-            max_model_len=settings.max_model_len,
-            load_format=settings.load_format,
-            model_impl=settings.model_impl,
-            quantization=settings.quantization,
-            dequantized=settings.dequantized,
-            group=self._group,
-        )
+        by_numbers = settings.exact and gpu_linear.on_gpu(self._device)
+        if by_numbers and is_quantized(directory):
+            logger.info("quantised weights become %s: --numerics exact multiplies by numbers on a GPU", self._dtype)
+        model: Decoder
+        if pooling is not None:
+            model, self._head = load_decoder(directory, settings, self._dtype, pooling)
+        else:
+            model = load_model(
+                directory,
+                dtype=self._dtype,
+                device=self._device,
+                max_model_len=settings.max_model_len,
+                load_format=settings.load_format,
+                model_impl=settings.model_impl,
+                quantization=settings.quantization,
+                dequantized=settings.dequantized or by_numbers,
+                group=self._group,
+            )
         release_free_memory()
         quantized = _is_quantized(settings, self._device, directory)
         cache_dtype = _cache_dtype(settings.kv_cache_dtype, self._dtype, self._device, quantized=quantized)
@@ -207,7 +225,7 @@ class ModelRunner:
 
     def _placed(self, model: Decoder, directory: Path, settings: ModelSettings) -> LoadedDraft:
         """Lays the draft model's keys and values out in the model's blocks, and compiles it where it can be."""
-        dtype, quantized = _torch_dtype(settings, self._device, directory), is_quantized(directory)
+        dtype, quantized = _torch_dtype(settings, self._device, directory), has_quantized_integers(directory)
         cache_dtype = _cache_dtype("auto", dtype, self._device, quantized=quantized)
         placed = DraftLayout.of(model.config, self.kv_groups, self.block_size, cache_dtype)
         choice = choose_attention(placed.layout.cache_shape, self._device, dtype)
@@ -218,7 +236,6 @@ class ModelRunner:
             return None
         layout = self._draft.placed.layout
         cache = KVCache(layout, num_blocks=self.num_blocks, num_cpu_blocks=self.num_cpu_blocks, device=self._device)
-        self._caches.append(cache)
         return DraftModel(
             self._draft.model, self._draft.choice.attention, self._draft.placed, cache, self._paging, self.grammars
         )
@@ -226,7 +243,19 @@ class ModelRunner:
     def _attend_over(self, model: Decoder, cache_dtype: torch.dtype) -> AttentionChoice:
         """Lays out a cache of `cache_dtype` for `model`; returns the attention that it takes."""
         self._layout = KVLayout.of(model.config, self.block_size, cache_dtype)
-        return choose_attention(self._layout.cache_shape, self._device, self._dtype, exact=self._settings.exact)
+        settings = self._settings
+        try:
+            return choose_attention(
+                self._layout.cache_shape,
+                self._device,
+                self._dtype,
+                exact=settings.exact,
+                backend=settings.attention_backend,
+            )
+        except BackendUnavailable as error:
+            raise ModelRunnerError(
+                f"--attention-backend {settings.attention_backend} cannot be had: {error}; or leave it out"
+            ) from error
 
     def _make_cache(self, choice: AttentionChoice) -> None:
         # The bytes of all ranks together, whose shares may differ.
@@ -278,20 +307,22 @@ class ModelRunner:
         """Returns the least `number` of all ranks."""
         return min(self._group.exchange(number))
 
-    def _make_executor(self, followers: Followers) -> "Executor | GpuExecutor":
+    def _make_executor(self, followers: Followers, draft_model: DraftModel | None) -> "Executor | GpuExecutor":
+        if self._head is not None:
+            return PoolingExecutor(self.paged_model, self._paging, self.grammars, self._head)
         if self._paging.attention.name != "triton" or self._group.size > 1:
-            return Executor(self.paged_model, self._paging, self.grammars, followers, self._make_draft_model())
+            return Executor(self.paged_model, self._paging, self.grammars, followers, draft_model)
         from octavo.worker.gpu.executor import GpuExecutor
 
         return GpuExecutor(self._model, self._kv_cache, self._paging, self.grammars, self._settings)
 
-    def launch(self, moves: BlockMoves, items: list[WorkItem]) -> LaunchedStep:
+    def launch(self, moves: BlockMoves, items: list[WorkItem], settle: Settle = nothing_pending) -> LaunchedStep:
         """Launches a step that carries out `moves`, then computes `items` as one batch.
 
         A sequence fails alone if it can choose no token, or if the model's output for it is not finite. Raises
         `ValueError` on moves or tables that name no block.
         """
-        return self.executor.launch(moves, items)
+        return self.executor.launch(moves, items, settle)
 
     def execute(self, moves: BlockMoves, items: list[WorkItem]) -> StepOutput:
         """Runs a step as `launch` does, and waits for its output."""
@@ -333,6 +364,12 @@ class ModelRunner:
         return self._bytes.peek(block_ids, in_cpu=in_cpu)
 
 
+def _described(pooling: DecoderPooling | None, head: EmbeddingHead | None) -> PoolingModel | None:
+    if pooling is None or head is None:
+        return None
+    return PoolingModel(pooling.task, head.num_outputs, gathers(head.modes))
+
+
 def _check_ranks(group: ShardGroup, identity: str, settings: ModelSettings) -> None:
     """Checks that all ranks have the same model and settings, before they compute anything together."""
     shared = (
@@ -370,16 +407,13 @@ def _cache_dtype(name: str, dtype: torch.dtype, device: torch.device, *, quantiz
         return torch.bfloat16 if quantized else dtype
     if name != "fp8":
         return _CACHE_DTYPES[name]
-    if (capability := torch.cuda.get_device_capability(device)) < _FP8_FROM:
+    major, minor = torch.cuda.get_device_capability(device)
+    if not takes_fp8(10 * major + minor):
         raise ModelRunnerError(
-            f"--kv-cache-dtype {name} takes a GPU of compute capability {_dotted(_FP8_FROM)} or higher (Ada, Hopper and"
-            f" later); {device} has {_dotted(capability)}: leave it out"
+            f"--kv-cache-dtype {name} takes a GPU of compute capability {FP8_FROM / 10} or higher (Ada, Hopper and"
+            f" later); {device} has {major}.{minor}: leave it out"
         )
     return torch.float8_e4m3fn
-
-
-def _dotted(capability: tuple[int, int]) -> str:
-    return ".".join(map(str, capability))
 
 
 def _torch_device(name: str) -> torch.device:
@@ -415,6 +449,7 @@ def _torch_dtype(settings: ModelSettings, device: torch.device, directory: Path)
 
 
 def _is_quantized(settings: ModelSettings, device: torch.device, directory: Path) -> bool:
-    """Tells whether the model has quantised weights that are multiplied as they are."""
-    stored = settings.load_format != "dummy" and is_quantized(directory)
-    return device.type == "cpu" and not settings.dequantized and (stored or settings.quantization != "none")
+    """Tells whether the model has quantised weights that a CPU multiplies by as they are."""
+    stored = settings.load_format != "dummy" and has_quantized_integers(directory)
+    on_cpu = not gpu_linear.on_gpu(device)
+    return on_cpu and not settings.dequantized and (stored or settings.quantization != "none")

@@ -213,6 +213,7 @@ class Backend(Protocol):
     def send(self, tensors: list[Tensor], dstRank: int, tag: int) -> PendingWork: ...
     def recv(self, tensors: list[Tensor], srcRank: int, tag: int) -> PendingWork: ...
     def set_timeout(self, timeout: timedelta) -> None: ...
+    def abort(self) -> None: ...
 
 
 class BackendLink:
@@ -243,6 +244,15 @@ class BackendLink:
         for work in under_way:
             work.wait()
         return torch.cat(parts, dim=1)
+
+
+class NcclLink(BackendLink):
+    """Carries tensors between GPUs. Its sums are queued: a rank that is gone shows when the device is waited for."""
+
+    def close(self) -> None:
+        """Ends what is queued, whether or not the other ranks are still there: an orderly end would wait for them."""
+        self._backend.abort()
+        super().close()
 
 
 class GlooLink(BackendLink):

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import torch
+
 from octavo.runtime.process.ends import End, describe_status
 from octavo.runtime.process.orphans import end_with_parent, inherited_locks
 from octavo.runtime.transport.endpoints import EndpointError, runtime_directory
@@ -244,7 +246,8 @@ def joined(config: WorkerConfig) -> Iterator[Ranks]:
 def _met(config: WorkerConfig, rank: int, rendezvous: str) -> Iterator[Ranks]:
     # Ranks that are started one by one may wait long for each other.
     with nullcontext() if rendezvous.startswith(LOCAL_SCHEME) else ended_by_ctrl_c():
-        group = connect(rendezvous, rank, config.tp, patience_s=_LOADING_PATIENCE_S, cuda=config.device == "cuda")
+        gpu = torch.device(config.own_device(rank)) if config.device == "cuda" else None
+        group = connect(rendezvous, rank, config.tp, patience_s=_LOADING_PATIENCE_S, gpu=gpu)
     try:
         yield Ranks(group)
     finally:

@@ -11,13 +11,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import distributed
 from torch._C import _distributed_c10d as c10d
 
 from octavo.runtime.transport.endpoints import EndpointError
 from octavo.worker.model_settings import LOCAL_SCHEME
 from octavo.worker.tensor_parallel.distributed import DistributedGroup
-from octavo.worker.tensor_parallel.links import Backend, BackendLink, GlooLink, HostLink, SharedMemory
+from octavo.worker.tensor_parallel.links import Backend, GlooLink, HostLink, NcclLink, SharedMemory
 
 logger = logging.getLogger(__name__)
 
@@ -28,14 +29,16 @@ class RendezvousError(EndpointError):
     """Raised if the ranks did not meet; the text says what to check."""
 
 
-def connect(rendezvous: str, rank: int, size: int, *, patience_s: float, cuda: bool = False) -> DistributedGroup:
+def connect(
+    rendezvous: str, rank: int, size: int, *, patience_s: float, gpu: torch.device | None = None
+) -> DistributedGroup:
     """Connects the group of all ranks, and returns it once all are there.
 
     `rendezvous` is `file:` and a private directory of this machine, or HOST:PORT where HOST is an address of rank 0's
-    machine. Raises `RendezvousError`.
+    machine. `gpu` is this rank's own, if ranks are on GPUs. Raises `RendezvousError`.
     """
     try:
-        return _connect(rendezvous, rank, size, timedelta(seconds=patience_s), cuda=cuda)
+        return _connect(rendezvous, rank, size, timedelta(seconds=patience_s), gpu)
     except (OSError, RuntimeError) as error:
         raise RendezvousError(
             f"rank {rank} of {size} could not meet the others at {rendezvous}: {error}; start all ranks with one"
@@ -43,7 +46,7 @@ def connect(rendezvous: str, rank: int, size: int, *, patience_s: float, cuda: b
         ) from error
 
 
-def _connect(rendezvous: str, rank: int, size: int, patience: timedelta, *, cuda: bool) -> DistributedGroup:
+def _connect(rendezvous: str, rank: int, size: int, patience: timedelta, gpu: torch.device | None) -> DistributedGroup:
     directory = _directory(rendezvous)
     store, address = _met_here(directory, size) if directory else _met_at(rendezvous, rank, size, patience)
     store.set_timeout(patience)
@@ -54,9 +57,14 @@ def _connect(rendezvous: str, rank: int, size: int, patience: timedelta, *, cuda
         host.set_patience(patience.total_seconds())
         # No rank needs the directory any more.
         control.exchange(0)
-    if not cuda:
-        return DistributedGroup(rank, size, control, host)
-    device = BackendLink(rank, size, _nccl(c10d.PrefixStore("device", store), rank, size, patience))
+    on_cpu = DistributedGroup(rank, size, control, host)
+    if gpu is None:
+        return on_cpu
+    try:
+        device = NcclLink(rank, size, _nccl(c10d.PrefixStore("device", store), rank, size, patience, gpu))
+    except BaseException:
+        on_cpu.close()
+        raise
     return DistributedGroup(rank, size, control, host, device)
 
 
@@ -111,11 +119,22 @@ def _gloo(store: c10d.Store, rank: int, size: int, address: str, patience: timed
     return backend
 
 
-def _nccl(store: c10d.Store, rank: int, size: int, patience: timedelta) -> Backend:
+def _nccl(store: c10d.Store, rank: int, size: int, patience: timedelta, gpu: torch.device) -> Backend:
+    """Connects the ranks' GPUs now, and not with the first sum: a rank whose GPU cannot be reached is found out here.
+
+    A sum that takes longer than `patience` ends the process: so NCCL's watchdog in torch does by default, since nothing
+    else can be done about a kernel that waits on a GPU for one that is gone.
+    """
     if not distributed.is_nccl_available():
         raise RuntimeError("this torch has no NCCL, which ranks on GPUs need")
+    if gpu.index is None:
+        gpu = torch.device(gpu.type, torch.cuda.current_device())
+    # NCCL takes the current device for what has none of its own.
+    torch.cuda.set_device(gpu)
     nccl: Any = c10d.ProcessGroupNCCL
     options = nccl.Options()
     options._timeout = patience
-    backend: Backend = nccl(store, rank, size, options)
-    return backend
+    backend: Any = nccl(store, rank, size, options)
+    backend.eager_connect_single_device(gpu)
+    connected: Backend = backend
+    return connected

@@ -104,8 +104,7 @@ class Moves:
         here = (group for group in source.running if isinstance(group, RequestGroup) and group not in source.moving)
         done = [group for group in here if all(each.is_decoding for each in group.holders)]
         if done and source.hello.costs is not None and not self._keeps_out_the_next(source):
-            prompts = self._prompt_tokens(source)
-            done = [group for group in done if self._is_held_up(source, group, prompts, source.hello.costs, now)]
+            done = self._held_up(source, done, source.hello.costs, now)
         self.carry(source, done, now)
 
     def _keeps_out_the_next(self, source: Replica) -> bool:
@@ -124,6 +123,11 @@ class Moves:
         waiting = sum(group.live[0].num_known for group in islice(self._requests.waiting, _MOST_COUNTED))
         replicas = self._replica_table.replicas.values()
         return here + waiting // sum(each.hello.role is not WorkerRole.DECODE for each in replicas)
+
+    def _held_up(self, source: Replica, groups: list[RequestGroup], costs: StepCosts, now: float) -> list[RequestGroup]:
+        """Returns those of the groups that prompts hold up here; where there are no prompts, no group is looked at."""
+        prompts = self._prompt_tokens(source)
+        return [group for group in groups if prompts and self._is_held_up(source, group, prompts, costs, now)]
 
     def _is_held_up(self, source: Replica, group: RequestGroup, prompts: int, costs: StepCosts, now: float) -> bool:
         """Tells whether prompts will hold the group's tokens up here for longer than it stands still when it moves.
@@ -313,9 +317,9 @@ def _is_better(source: Replica, target: Replica, group: RequestGroup) -> bool:
 
 
 def _may_leave(source: Replica, group: RequestGroup) -> bool:
-    """Tells whether anything is computed of each of the group's sequences, and can be read by others."""
+    """Tells whether anything is computed of each of the group's sequences, and can be read by others: all of it."""
     server = source.hello.block_server
-    if server is None or group in source.restarts or group is source.suspect:
+    if server is None or source.hello.gathers or group in source.restarts or group is source.suspect:
         return False
     if group.status is SequenceStatus.SWAPPED:
         return True

@@ -10,9 +10,9 @@ from octavo.scheduler.core.events import SchedulerObserver
 from octavo.scheduler.core.peers.pulls import Pulls
 from octavo.scheduler.core.replica import Replica
 from octavo.scheduler.core.replica_table import ReplicaTable
-from octavo.scheduler.core.sequence import RequestGroup
+from octavo.scheduler.core.sequence import RequestGroup, Sequence
 from octavo.scheduler.kv.memory import PeerCopy
-from octavo.wire.costs import attended_pairs
+from octavo.wire.costs import StepCosts, attended_pairs
 from octavo.wire.steps import BlocksPulled
 
 # Nobody waits longer for a copy than for what it saves, within these bounds.
@@ -50,7 +50,8 @@ class PrefixCopies:
             return False
         source_tier, missing = found
         source, reads = sources[source_tier], missing.reads
-        computing_s = _computing_s(target, missing.runs)
+        costs = target.hello.costs
+        computing_s = _computing_s(target, missing.runs, costs) if costs is not None else None
         if missing.contents and self._pays(source, target, len(missing.contents), computing_s, now):
             timeout_s = min(max(_LEAST_WAIT_S, computing_s or _MOST_WAIT_S), _MOST_WAIT_S)
             for blocks in tier.copy(missing, source_tier, source.hello.worker_id, timeout_s):
@@ -58,21 +59,57 @@ class PrefixCopies:
                 self.under_way[target.replica_id, pull_id] = _Copy(source, target, blocks, now)
                 reads.append(blocks.read)
         if reads:
-            group.fetches(target.replica_id, reads)
+            target.awaits(group, reads)
         return bool(reads)
 
-    def _sources(self, group: RequestGroup, target: Replica, now: float) -> list[Replica]:
+    def savings(self, group: RequestGroup, targets: list[Replica], now: float) -> dict[Replica, float]:
+        """Returns of replicas how many tokens less the group would leave to compute there if they copied what it begins
+        with and another has, where that pays: the time of the copy counts as tokens that are computed in it. Known are
+        only costs that were measured: of prompts by the worker, of copies by such as have ended lately.
+
+        One sequence is looked at for all of the group, and of the replicas that it begins on the one that has most.
+        """
+        if not self._pulls.has_counted:
+            return {}
+        leader = group.leaders()[0]
+        given = [(each.kv.peers.num_given(leader), each) for each in self._givers(group) if each.kv.peers is not None]
+        given.sort(key=lambda each: -each[0])
+        found = ((target, self._saved_tokens(leader, target, given, now)) for target in targets)
+        return {target: saved for target, saved in found if saved}
+
+    def _saved_tokens(self, leader: Sequence, target: Replica, given: list[tuple[int, Replica]], now: float) -> float:
+        tier, costs, size = target.kv.peers, target.hello.costs, target.kv.block_size
+        if tier is None or costs is None or not given or not given[0][0]:
+            return 0.0
+        num_found = tier.num_found(leader)
+        for num_given, source in given:
+            num_more = num_given - num_found
+            if num_more <= 0:
+                break
+            num_blocks = num_more * len(target.hello.kv_groups)
+            pull_s = self._pulls.known_s(source, target, num_blocks, now)
+            if pull_s is not None and self._pulls.may_try(source, target, now):
+                computing_s = _computing_s(target, [(num_found * size, num_more * size)], costs)
+                copying_s = pull_s + _landing_s(num_blocks, costs)
+                pays = copying_s < computing_s
+                return num_more * size * (1.0 - copying_s / computing_s) if pays else 0.0
+        return 0.0
+
+    def _givers(self, group: RequestGroup) -> list[Replica]:
         """Returns the replicas that others may copy from: none that gave the group nothing finite, nor one on which a
         suspect is computed alone."""
         return [
             source
             for source in self._replica_table.replicas.values()
-            if source is not target
-            and source.kv.peers is not None
+            if source.kv.peers is not None
             and source.suspect is None
             and source.replica_id != group.faults.non_finite_on
-            and self._pulls.may_try(source, target, now)
         ]
+
+    def _sources(self, group: RequestGroup, target: Replica, now: float) -> list[Replica]:
+        """Returns the replicas that this one may copy from."""
+        givers = self._givers(group)
+        return [source for source in givers if source is not target and self._pulls.may_try(source, target, now)]
 
     def _pays(self, source: Replica, target: Replica, num_blocks: int, computing_s: float | None, now: float) -> bool:
         """Tells whether to copy blocks takes less time than to compute their tokens; that is so where the worker has
@@ -80,8 +117,7 @@ class PrefixCopies:
         costs = target.hello.costs
         if computing_s is None or costs is None:
             return True
-        copying_s = self._pulls.expected_s(source, target, num_blocks, now)
-        return copying_s + costs.swap.moves_s + num_blocks * costs.swap.block_in_s < computing_s
+        return self._pulls.expected_s(source, target, num_blocks, now) + _landing_s(num_blocks, costs) < computing_s
 
     def answered(self, replica: Replica, answer: BlocksPulled, now: float) -> bool:
         """Books what came of a copy. Returns False, and does nothing, if that was not asked."""
@@ -125,11 +161,15 @@ class PrefixCopies:
                 copy.blocks.read.give_up()
 
 
-def _computing_s(target: Replica, runs: list[tuple[int, int]]) -> float | None:
+def _computing_s(target: Replica, runs: list[tuple[int, int]], costs: StepCosts) -> float:
     """Returns the seconds to compute runs of so many tokens, each after a context, in steps that compute others as
-    well; None if the worker has not measured."""
-    if target.hello.costs is None:
-        return None
-    costs, windows = target.hello.costs.prefill, [group.window for group in target.hello.kv_groups]
+    well."""
+    windows = [group.window for group in target.hello.kv_groups]
     num_pairs = sum(attended_pairs(context, num_tokens, windows) for context, num_tokens in runs)
-    return sum(num_tokens for _, num_tokens in runs) * costs.token_s + num_pairs * costs.pair_s
+    num_tokens = sum(num_tokens for _, num_tokens in runs)
+    return num_tokens * costs.prefill.token_s + num_pairs * costs.prefill.pair_s
+
+
+def _landing_s(num_blocks: int, costs: StepCosts) -> float:
+    """Returns the seconds in which blocks that were copied are moved onto the device."""
+    return costs.swap.moves_s + num_blocks * costs.swap.block_in_s

@@ -82,10 +82,19 @@ class Pulls:
         """Notes what a copy has taken from when it was asked for until it was answered."""
         self._times.setdefault(_pair(source, target), CopyTimes()).add(num_blocks, seconds, now)
 
+    @property
+    def has_counted(self) -> bool:
+        """Tells whether any copy was counted between replicas that are there."""
+        return bool(self._times)
+
     def expected_s(self, source: Replica, target: Replica, num_blocks: int, now: float) -> float:
         """Returns the seconds that a copy will take, by those that were counted lately; 0 if none was."""
+        return self.known_s(source, target, num_blocks, now) or 0.0
+
+    def known_s(self, source: Replica, target: Replica, num_blocks: int, now: float) -> float | None:
+        """Returns the same; None if no copy was counted lately."""
         times = self._times.get(_pair(source, target))
-        return times.expected(num_blocks) if times is not None and now - times.at < _BELIEVED_S else 0.0
+        return times.expected(num_blocks) if times is not None and now - times.at < _BELIEVED_S else None
 
     def has_failed(self, source: Replica, target: Replica, now: float) -> None:
         """Notes that a copy came to nothing, or came late."""

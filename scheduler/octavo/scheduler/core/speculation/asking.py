@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 
+from octavo.scheduler.core.speculation.pauses import Pause
 from octavo.scheduler.core.speculation.pricing import MARGIN, Prices
 from octavo.wire.costs import RowCost
 
@@ -18,15 +19,18 @@ _DEEPEST = 8
 # How much the last measurement counts beside those before; and how far it may be off.
 _SHARE = 1 / 16
 _FURTHEST_OFF = 4.0
+# A draft model that does not pay is tried again after so many steps, and twice as many each time, up to so many.
+_TRIED_AFTER, _TRIED_AFTER_AT_MOST = 256, 16_384
 
 
 class AskingPrices:
     """Knows what one replica's draft model takes for a guess: as its worker measured at its start (`proposals`), and by
-    how much its answers have differed from that."""
+    how much its answers have differed from that; and when it is tried again, where it does not pay."""
 
     def __init__(self, proposals: Sequence[RowCost]) -> None:
         self._curve = sorted((cost.rows, cost.seconds) for cost in proposals if cost.seconds > 0.0)
         self._factor = 1.0
+        self.trials = Pause(_TRIED_AFTER, _TRIED_AFTER_AT_MOST)
 
     @property
     def is_known(self) -> bool:

@@ -11,7 +11,8 @@ from octavo.scheduler.core.speculation.draft import Draft, DraftSource
 
 # What guesses are expected to be worth before any was seen.
 _FIRST_CHANCE = 0.6
-# A sequence of which nothing was guessed for so many tokens is believed again like a new one.
+# A sequence of which nothing was guessed for so many tokens is believed again like a new one; the next time after twice
+# as many.
 _FORGIVEN_AFTER = 256
 
 
@@ -29,6 +30,7 @@ class _Track:
     guesses: list[int] = field(default_factory=list)
     place: int = 0
     depth: int = 1
+    forgiven_after: int = _FORGIVEN_AFTER
 
 
 class ModelGuesses:
@@ -60,8 +62,9 @@ class ModelGuesses:
         if sequence not in self.tracks:
             return acceptance.chances(1, count, _fresh_record())
         track = self._looked(model, sequence)
-        if sequence.num_known - track.place > _FORGIVEN_AFTER:
+        if sequence.num_known - track.place > track.forgiven_after:
             track.record, track.place = _fresh_record(), sequence.num_known
+            track.forgiven_after *= 2
         return acceptance.chances(1, count, track.record)
 
     def forget(self, group: SequenceGroup) -> None:

@@ -11,6 +11,7 @@ from octavo.scheduler.core.speculation.asking import Asking, ask
 from octavo.scheduler.core.speculation.draft import Draft, DraftSource
 from octavo.scheduler.core.speculation.drafter import Drafter
 from octavo.scheduler.core.speculation.model_guesses import ModelGuesses
+from octavo.scheduler.core.speculation.pauses import Pause
 from octavo.scheduler.core.speculation.pricing import Decision, Offer, Pace, Prices, always, decide
 from octavo.scheduler.core.step import grammar_time
 from octavo.wire.steps import MAX_DRAFT_TOKENS
@@ -19,8 +20,9 @@ from octavo.wire.steps import MAX_DRAFT_TOKENS
 _FIRST_SCHEMA = 9
 # Sequences for which a step asks though they repeat nothing: to ask for all of a batch would take a millisecond.
 _ASKED_IN_TURN = 4
-# A draft model that does not pay is tried again after so many steps, with so many guesses of one sequence.
-_TRIED_AFTER = 256
+# Of many, one that has repeated nothing has its turn less and less often: one in so many at last.
+_MOST_TURNS = 4
+# Guesses of one sequence, by which a draft model that does not pay is tried again.
 _TRIED_DEPTH = 2
 
 _Proposal = tuple[RequestGroup, Sequence, Draft]
@@ -54,8 +56,6 @@ class Speculation:
 
     def __init__(self, config: SchedulerConfig, drafter: Drafter) -> None:
         self._model_guesses = ModelGuesses()
-        # Steps in a row in which a draft model was asked for nothing.
-        self._num_unasked = 0
         self._setting = config.speculation
         self._most = config.speculation if isinstance(config.speculation, int) else MAX_DRAFT_TOKENS
         self._drafter = drafter
@@ -152,15 +152,16 @@ class Speculation:
         sequences = list(most)
         chances = [self._model_guesses.chances(model, sequence, count) for sequence, count in most.items()]
         found = ask(replica.prices, replica.asking, chances, len(decodes), other_rows)
+        trials = replica.asking.trials
         if found.depth:
-            self._num_unasked = 0
+            trials.paid()
             return _first(found, sequences, most), Pace.ALL
-        self._num_unasked += 1
-        if self._num_unasked < _TRIED_AFTER:
+        if not trials.is_over():
             return {}, Pace.GO
-        trial = next((each for each in sequences if not each.placement.num_in_flight), sequences[0])
+        # The draft model may have to catch up with all that it tries: that is the least of the shortest.
+        trial = min(sequences, key=lambda each: (each.placement.num_in_flight > 0, each.num_known))
         if not trial.placement.num_in_flight:
-            self._num_unasked = 0
+            trials.was_used()
         return {trial: min(_TRIED_DEPTH, most[trial])}, Pace.DRAFTERS
 
     def _decide(
@@ -186,7 +187,7 @@ class Speculation:
             draft = None
             if copying is None or sequence in copying:
                 draft = self._drafter.propose(group, sequence, most)
-                sequence.placement.may_repeat = draft is not None
+                _asked_in_turn(sequence, draft)
             if model is not None and not sequence.placement.num_in_flight:
                 draft = _better(draft, self._model_guesses.draft(model, sequence, most))
             if draft is not None and (sound := _cut(draft, min(most, _num_sound(draft.token_ids, vocab_size)))):
@@ -195,12 +196,28 @@ class Speculation:
 
     def _asked(self, decodes: list[Member], step_id: int) -> list[Member]:
         """Returns the decodes for which the drafter is asked: where it is for their price, of those that repeated
-        nothing when they were asked last a few, in turn."""
+        nothing when they were asked last a few, in turn, and the less often, the more turns were in vain."""
         if self._setting != "auto":
             return decodes
         period = max(1, len(decodes) // _ASKED_IN_TURN)
-        asked = [decode for decode in decodes if decode[1].placement.may_repeat]
-        return asked + [decode for decode in decodes[step_id % period :: period] if not decode[1].placement.may_repeat]
+        asked = [decode for decode in decodes if decode[1].placement.silence is None]
+        # Where each has its turn in every step, nothing is gained by leaving some out.
+        return asked + [
+            decode
+            for decode in decodes[step_id % period :: period]
+            if (silence := decode[1].placement.silence) is not None and (period == 1 or silence.is_over())
+        ]
+
+
+def _asked_in_turn(sequence: Sequence, draft: Draft | None) -> None:
+    """Notes what the drafter has said of a sequence: as long as that is nothing, its turns become fewer."""
+    placement = sequence.placement
+    if draft is not None:
+        placement.silence = None
+    elif placement.silence is None:
+        placement.silence = Pause(1, _MOST_TURNS)
+    else:
+        placement.silence.was_used()
 
 
 def _may_draft(group: RequestGroup, sequence: Sequence) -> bool:

@@ -38,18 +38,20 @@ _NO_MATCH = Match(0, 0)
 
 
 class Tail(NamedTuple):
-    """Holds the latest tokens of a sequence, the last first; and of as many as the shortest match has the hash and the
-    bytes."""
+    """Holds the latest tokens of a sequence, the last first; and of as many as the shortest match has the bytes."""
 
     tokens: list[int]
-    hash: int
     packed: bytes
+
+    @property
+    def hash(self) -> int:
+        """Returns the hash of as many tokens as the shortest match has."""
+        return _hashes(self.tokens[SHORTEST_MATCH - 1 :: -1], SHORTEST_MATCH - 1, SHORTEST_MATCH)[0]
 
 
 def tail(tokens: list[int]) -> Tail:
     """Makes the tail of a sequence's latest `tokens`, in their order; at least as many as the shortest match has."""
-    shortest = pack(f"{SHORTEST_MATCH}i", *tokens[-SHORTEST_MATCH:])
-    return Tail(tokens[::-1], _hashes(tokens, len(tokens) - 1, len(tokens))[0], shortest)
+    return Tail(tokens[::-1], pack(f"{SHORTEST_MATCH}i", *tokens[-SHORTEST_MATCH:]))
 
 
 class Text:

@@ -13,7 +13,7 @@ from octavo.scheduler.core.admission import (
     start_obstacle,
 )
 from octavo.scheduler.core.replica import Replica
-from octavo.scheduler.core.sequence import Member, Placement, PoolingGroup, RequestGroup, Sequence, SequenceGroup
+from octavo.scheduler.core.sequence import Member, Placement, RequestGroup, Sequence, SequenceGroup
 from octavo.scheduler.core.speculation.draft import Draft
 from octavo.scheduler.core.speculation.speculation import Speculation
 from octavo.scheduler.core.step import grammar_time
@@ -179,7 +179,7 @@ class StepBuilder:
             placement.num_in_flight += 1
             if group.search is not None:
                 self.beams.append(member)
-            elif isinstance(group, PoolingGroup):
+            elif group.request.pooling is not None:
                 self.pooled.append(member)
             else:
                 self.samplers.append(member)
@@ -328,10 +328,12 @@ class StepBuilder:
 
     def _swaps(self, group: RequestGroup) -> bool:
         """Tells whether a preempted group is to be swapped out: never a suspect, which comes back alone or not at all,
-        nor a group in which one sequence waits for another's prefill: that is quickly computed."""
+        nor a group in which one sequence waits for another's prefill: that is quickly computed; nor where the worker
+        gathers more of a text than its keys and values."""
         holders = group.holders
         return (
             group is not self.replica.suspect
+            and not self.replica.hello.gathers
             and all(each.placement.is_ready and each.placement.num_computed and each.num_uncomputed for each in holders)
             and self.replica.kv.can_swap_out(group)
             and prefers_swapping(self.replica, group, self.growth_before)

@@ -290,8 +290,10 @@ def _note_grammar_times(step: OutstandingStep, times: list[GrammarTime]) -> None
 def _take_output(
     replica: Replica, group: SequenceGroup, sequence: Sequence, pooled: PooledOutput, outcome: Outcome
 ) -> None:
-    """Sends the frontend the output, which is the end of the request."""
-    assert isinstance(group, RequestGroup)
+    """Sends the frontend the output, which is the end of the request. A prefix's is thrown away: its KV is wanted."""
+    if not isinstance(group, RequestGroup):
+        outcome.prefixes.append(group)
+        return
     delta = Delta(
         request_id=group.request_id,
         attempt=group.request.attempt,

@@ -8,7 +8,7 @@ from typing import Any, Self
 from octavo.testing.fakes.spoilable import SpoilableRunner
 from octavo.wire.steps import BlockMoves
 from octavo.worker.kv_store.loan import Parts
-from octavo.worker.runner import BlockContents, StepOutput
+from octavo.worker.runner import BlockContents, Settle, StepOutput, nothing_pending
 from octavo.worker.sequences import PENDING_TOKEN, WorkerSequence, WorkItem
 
 
@@ -55,7 +55,12 @@ class DeferredRunner(SpoilableRunner):
         self._tokens: dict[int, int] = {}
         self._to_copy: list[Callable[[], None]] = []
 
-    def launch(self, moves: BlockMoves, items: list[WorkItem]) -> DeferredStep:  # type: ignore[override]
+    def launch(  # type: ignore[override]
+        self, moves: BlockMoves, items: list[WorkItem], settle: Settle = nothing_pending
+    ) -> DeferredStep:
+        if any(member.reads_generated and member.has_pending_token for item in items for member in item.choosers):
+            settle()
+            assert all(not each.has_pending_token or each.failure for item in items for each in item.choosers)
         to_copy, self._to_copy = self._to_copy, []
         copies, fails, self.fails = [_copied(item) for item in items], self.fails, False
         self.holds.update(member.sequence_id for item in items for member in item.members)

@@ -30,6 +30,7 @@ class FakeFrontend(services.GenerationServiceServicer):
         self.calls: list[tuple[str, int]] = []
         self.generated: list[pb.GenerateRequest] = []
         self.attached: list[pb.AttachRequest] = []
+        self.embedded: list[pb.EmbedRequest] = []
         self.aborted: list[str] = []
         self.metadata: dict[str, str] = {}
         self.remaining_s: float | None = None
@@ -60,6 +61,14 @@ class FakeFrontend(services.GenerationServiceServicer):
 
     def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:
         return pb.DetokenizeResponse(text=bytes(request.ids).decode())
+
+    def Embed(self, request: pb.EmbedRequest, context: Any) -> pb.EmbedResponse:
+        self._begin("embed", 0, context)
+        self.embedded.append(request)
+        return pb.EmbedResponse(
+            model="m",
+            embeddings=[pb.Embedding(values=[index, 0.5], prompt_tokens=3) for index in range(len(request.inputs))],
+        )
 
     def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:
         return pb.ListModelsResponse(

@@ -53,6 +53,7 @@ class SpoilableRunner(FakeRunner):
         return not self.num_spoiled or all(_NAN not in part.cast("i") for part in parts)
 
     def forget(self, sequence_ids: Iterable[int]) -> None:
+        super().forget(sequence_ids)
         for sequence_id in sequence_ids:
             self._histories.pop(sequence_id, None)
 

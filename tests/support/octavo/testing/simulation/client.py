@@ -4,15 +4,17 @@ checked."""
 from collections.abc import Iterable
 
 from octavo.frontend.errors import ServiceError
-from octavo.frontend.request.events import Emitted, RequestNotice, SequenceFinished, TextDelta
+from octavo.frontend.request.events import Emitted, OutputReady, RequestNotice, SequenceFinished, TextDelta
 from octavo.frontend.request.request import GenerationRequest
 from octavo.frontend.scheduler.journal import Journal
 from octavo.frontend.scheduler.session import SchedulerSession
 from octavo.frontend.stream.answer import Answer
+from octavo.frontend.stream.pooling import OutputAnswer
 from octavo.testbed.history import Came, ChoiceEnded, Closed, Notified, SequenceAnswer, Tokens
 from octavo.testing.simulation.reference import Reference, reference
 from octavo.testing.simulation.watch import Key, Watch
 from octavo.testing.simulation.workload import ClientPlan, Model
+from octavo.wire.pooling import PoolingParams, PoolingTask
 from octavo.wire.requests import CacheKey, FromFrontend, NoticeKind
 
 
@@ -58,6 +60,7 @@ class Client:
             tenant=plan.tenant,
             cache_key=CacheKey(salt=plan.salt),
             max_queue_s=plan.max_queue_s,
+            pooling=PoolingParams(PoolingTask.EMBED) if plan.pools else None,
         )
         asked = GenerationRequest(
             plan.prompt_token_ids,
@@ -65,7 +68,11 @@ class Client:
             incremental=plan.incremental,
             stop_strings=() if plan.stop_token_id is None else (_word(plan.stop_token_id),),
         )
-        self._answer = Answer(self.journal, asked, "model", _Speech(), frozenset(model.vocabulary.eos_token_ids))
+        self._answer = (
+            OutputAnswer(self.journal)
+            if plan.pools
+            else Answer(self.journal, asked, "model", _Speech(), frozenset(model.vocabulary.eos_token_ids))
+        )
         self._told: list[Emitted] = []
         self._num_checked = [0] * len(self.journal.sequences)
         answer = [SequenceAnswer(self._reference.delivered[index]) for index in self._reference.order]
@@ -115,6 +122,9 @@ class Client:
         match emitted.event:
             case SequenceFinished(index=place):
                 self._watch.see(ChoiceEnded(now, key, offset, place))
+            case OutputReady(values=values):
+                assert values == self._reference.output, f"{self.plan.request_id} gets another output"
+                self._watch.see(ChoiceEnded(now, key, offset, 0))
             case TextDelta(index=place, token_ids=token_ids):
                 self._watch.see(Tokens(now, key, offset, place, token_ids))
             case other:

@@ -21,7 +21,7 @@ INJECTED = "InjectedError"
 _GARBAGE = -2
 _OF_THE_RUNNER = (
     *("directory", "num_blocks", "num_cpu_blocks", "block_size", "windows", "eos_probability"),
-    *("draft_model", "draft_hit_rate"),
+    *("draft_model", "draft_hit_rate", "pooling"),
 )
 
 
@@ -77,6 +77,7 @@ class Hardware:
     most_sequences: int = MAX_SEQUENCES
     draft_model: str | None = None
     draft_hit_rate: float = 0.0
+    pooling: str = "none"
 
     def can_hold(self, plan: ClientPlan, prefixes: Mapping[str, list[int]]) -> bool:
         """Tells whether there is room for all that a client wants, beside all prefixes."""

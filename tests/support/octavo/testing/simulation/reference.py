@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from octavo.scheduler.core.step.beam_search import Beam, BeamSearchState
 from octavo.testing.simulation.workload import ClientPlan, Model
 from octavo.wire.sampling import Logprobs
+from octavo.worker.fake.encoder import expected_output
 from octavo.worker.fake.runner import expected_candidates, expected_logprobs, expected_tokens
 
 
 @dataclass(frozen=True)
 class Reference:
     """Holds what an undisturbed run generates, by sequence: all that the scheduler would let it, the part that is the
-    client's, and the logprobs where they are wanted or come with a beam search; and the sequences that the client gets,
-    in their order."""
+    client's, and the logprobs where they are wanted or come with a beam search; the sequences that the client gets, in
+    their order; and the model's `output`, if it is that which is wanted."""
 
     generated: list[list[int]]
     delivered: list[list[int]]
@@ -21,11 +22,15 @@ class Reference:
     cumulative_logprobs: list[float | None]
     prompt_logprobs: list[Logprobs] | None
     order: list[int]
+    output: bytes = b""
 
 
 def reference(plan: ClientPlan, model: Model) -> Reference:
     """Computes the undisturbed answer to `plan`."""
     sampling, prompt = plan.sampling, plan.prompt_token_ids
+    if plan.pools:
+        seen = prompt[-model.window :] if model.window and model.pooling == "last" else prompt
+        return Reference([[]], [[]], [[]], [None], None, [0], expected_output(seen))
     found = list(_search(plan, model) if sampling.beam else _samples(plan, model))
     generated, totals = [tokens for tokens, _ in found], [total for _, total in found]
     delivered = [_cut(tokens, plan) for tokens in generated]

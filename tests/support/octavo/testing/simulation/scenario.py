@@ -30,6 +30,8 @@ _ENDLESS_STEP_S = 0.1
 # The shares of runs with a poisonous prompt, and of those in which the least that goes wrong is that.
 _POISONED = 0.15
 _NOTHING_ELSE = 0.5
+# The share of runs whose model gives outputs of texts.
+_POOLED = 0.12
 # The share of workers that have memory for no more sequences than the widest request has.
 _SHORT_OF_MEMORY = 0.1
 # What workers have draft models for.
@@ -80,10 +82,13 @@ def draw(seed: int, directory: Path) -> Scenario:
     """Draws the scenario of a seed, with the fake model in `directory`."""
     random = Random(seed)
     windows = random.choice(((0,), (0,), (0,), (0, 8), (6,), (3, 10)))
-    model = _model(directory, windows)
+    pooling = _pooling(Random(f"pooling {seed}"))
+    model = replace(_model(directory, windows), pooling=pooling)
     num_frontends = random.choice((1, 1, 2))
     workload = Workload(random, model, num_frontends, _BUSY_S)
-    prefixes = {f"prefix-{i}": prefix for i, prefix in enumerate(workload.prefixes)}
+    # Where an output is made of all tokens a prefix is of no use, and none is pinned.
+    usable = [] if pooling == "mean" else workload.prefixes
+    prefixes = {f"prefix-{i}": prefix for i, prefix in enumerate(usable)}
     is_calm = random.random() < 0.1
     clients = workload.clients(random.randint(4, 14), impatient=0.3)
     is_poisoned = not is_calm and random.random() < _POISONED
@@ -94,6 +99,9 @@ def draw(seed: int, directory: Path) -> Scenario:
     if random.random() < _ENDLESS:
         clients.append(workload.endless())
         step_s = _ENDLESS_STEP_S
+    if pooling != "none":
+        clients = [client.pooled() for client in clients]
+        poisoned = [(plan, replace(fault, generated=0)) for plan, fault in poisoned]
     # Drawn apart, so that runs with and without drafts are alike.
     apart = Random(f"drafts {seed}")
     speculation, guesses_wildly = apart.choice(("auto", "off", 2, 8, 8)), apart.random() < 0.6
@@ -101,7 +109,7 @@ def draw(seed: int, directory: Path) -> Scenario:
         config=structs.replace(_config(random), speculation=speculation),
         model=model,
         workers=[
-            replace(hardware, **apart.choice(_DRAFT_MODELS))
+            replace(hardware, **apart.choice(_DRAFT_MODELS if pooling == "none" else [{"pooling": pooling}]))
             for hardware in _workers(random, model, windows, clients, list(prefixes.values()))
         ],
         num_frontends=num_frontends,
@@ -117,6 +125,10 @@ def draw(seed: int, directory: Path) -> Scenario:
         moves=Random(f"moves {seed}").random() < 0.7,
         roles=_roles(Random(f"roles {seed}")),
     )
+
+
+def _pooling(random: Random) -> str:
+    return random.choice(("last", "mean")) if random.random() < _POOLED else "none"
 
 
 def _roles(random: Random) -> tuple[WorkerRole, WorkerRole]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Self
 
 from octavo.wire.sampling import BeamSearch, EarlyStopping, SamplingParams
 from octavo.worker.fake.faults import FakeFault
@@ -19,11 +19,12 @@ _POISONS = ("die", "die", "hang", "nan")
 @dataclass(frozen=True)
 class Model:
     """Describes the model that every worker of a run computes. `window` is that of its widest KV group, 0 if one sees
-    all."""
+    all; with a `pooling` other than `none` it gives outputs of texts."""
 
     directory: Path
     vocabulary: FakeVocabulary
     window: int
+    pooling: str = "none"
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class ClientPlan:
     tenant: str
     salt: str
     max_queue_s: float | None
+    # The model's output of the prompt is wanted, and no token.
+    pools: bool = False
     # It has been turned away before.
     insists: bool = False
 
@@ -56,17 +59,24 @@ class ClientPlan:
 
     def blocks(self, block_size: int, num_windows: int) -> int:
         """KV blocks that it needs at most."""
-        longest = len(self.prompt_token_ids) + self.sampling.max_tokens
+        longest = len(self.prompt_token_ids) + (0 if self.pools else self.sampling.max_tokens)
         return self.sampling.parallel * -(-longest // block_size) * num_windows
 
     @property
     def kind(self) -> str:
-        """Names the way in which the request's tokens are chosen, in a word or two."""
+        """Names the way in which the request's tokens are chosen, in a word or two, or that none are."""
+        if self.pools:
+            return "pooled"
         if self.sampling.beam:
             return "beam search"
         if self.sampling.num_sequences == 1:
             return "sampled" if self.sampling.temperature else "greedy"
         return "best of" if self.is_ranked else "parallel"
+
+    def pooled(self) -> Self:
+        """Returns the client as one who wants the model's output of the prompt."""
+        sampling = SamplingParams(max_tokens=1, seed=self.sampling.seed)
+        return replace(self, pools=True, sampling=sampling, num_results=1, stop_token_id=None)
 
     @property
     def is_ranked(self) -> bool:

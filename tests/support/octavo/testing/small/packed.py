@@ -173,3 +173,43 @@ def configure(directory: Path, **keys: Any) -> None:
     """Changes keys of a config.json."""
     path = directory / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **keys}))
+
+
+def float8_compressed(strategy: str) -> dict[str, Any]:
+    """A quantization_config of compressed-tensors for 8-bit floats with a scale for each tensor, channel or block of
+    128 x 128."""
+    weights = {"num_bits": 8, "type": "float", "strategy": strategy}
+    if strategy == "block":
+        weights["block_structure"] = [128, 128]
+    inputs = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
+    scheme = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": {"group_0": scheme},
+        "ignore": ["lm_head"],
+    }
+
+
+def quantize_to_float8(directory: Path, model: nn.Module, *, blocks: bool = False) -> None:
+    """Makes the linear layers of `model`, whose checkpoint `directory` holds, of 8-bit floats in both: with a scale for
+    each output as compressed-tensors stores them, or for `blocks` as transformers does."""
+    path = directory / "model.safetensors"
+    stored = load_file(path)
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.Linear) or name == "lm_head":
+            continue
+        weight = module.weight.detach()
+        rows, columns = weight.shape
+        size = (128, 128) if blocks else (1, columns)
+        padded = nn.functional.pad(weight, (0, -columns % size[1], 0, -rows % size[0]))
+        tiles = padded.view(len(padded) // size[0], size[0], -1, size[1])
+        scales = tiles.abs().amax(dim=(1, 3)) / 448
+        wide = scales.repeat_interleave(size[0], dim=0)[:rows].repeat_interleave(size[1], dim=1)[:, :columns]
+        values = (weight / wide).to(torch.float8_e4m3fn)
+        module.weight.data = values.float() * wide
+        stored[f"{name}.weight"] = values
+        stored[f"{name}.{'weight_scale_inv' if blocks else 'weight_scale'}"] = scales
+    save_file(stored, path, metadata={"format": "pt"})
+    config = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    configure(directory, quantization_config=config if blocks else float8_compressed("channel"))

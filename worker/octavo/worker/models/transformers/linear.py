@@ -59,14 +59,17 @@ class QuantizedLinearModule(nn.Module):
     def __init__(self, linear: Linear, bias: Tensor | None) -> None:
         """Takes a `linear` without bias, whose weight is quantised, and the `bias`."""
         super().__init__()
-        [part] = linear.native
+        part = linear.product or linear.native[0]
         self.out_features, self.in_features = part.outputs, part.inputs
-        self.bias = bias
+        self.bias: Tensor | None
+        self.register_buffer("bias", bias, persistent=False)
         self._linear = linear
 
     @property
     def weight(self) -> Tensor:
         """Returns the weight, [out_features, in_features] fp32, made anew: some models multiply with it themselves."""
+        if self._linear.product is not None:
+            return self._linear.product.dequantize()
         return self._linear.rows(torch.arange(self.out_features))
 
     def forward(self, inputs: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """The loader of transformers models, which also gives the reason for refusing one."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,20 +19,19 @@ from octavo.runtime.models.directory import CONTEXT_KEYS
 from octavo.worker.loading.weights import WeightsError, WeightSource
 from octavo.worker.models.config import checked_context
 from octavo.worker.models.config_file import ModelConfigError, check_layers
-from octavo.worker.models.linear import Linear
+from octavo.worker.models.linear import Linear, obstacle_to_quantized
 from octavo.worker.models.transformers.attention import PAGED
 from octavo.worker.models.transformers.check import UnsupportedModel
 from octavo.worker.models.transformers.linear import emptied, put_quantized, stored_linears
 from octavo.worker.models.transformers.names import StoredNames
 from octavo.worker.models.transformers.shards import ModelShare, SharedTensor, shared_architecture
 
+logger = logging.getLogger(__name__)
+_CPU = torch.device("cpu")
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _CAUSAL_NAMES = frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
 # The kinds of layers in config.json's `layer_types`. The check at start finds out how far chunks reach.
 _ATTENDING = {"full_attention", "sliding_attention", "chunked_attention"}
-# The inputs that torch's grouped products take without waiting for the host: from this compute capability on, in bf16,
-# rows of whole 16 bytes.
-_GROUPED_FROM, _GROUPED_ITEMS = (8, 0), 8
 # Rotary embeddings that change for all sequences of a batch with the longest one, beyond their original context.
 _SHIFTING_ROTARY = ("dynamic", "longrope")
 
@@ -158,15 +158,16 @@ def load(
     dtype: torch.dtype,
     share: ModelShare | None = None,
     linears: Mapping[str, str] = _NOTHING,
+    device: torch.device = _CPU,
 ) -> Any:
     """Loads the model of `config`, or `share` of it, on the CPU in `dtype`, with the weights of `source`.
 
     For a share only its parts are read. `linears` are the parameters, by the stored names, of linear layers whose
-    weights stay quantised if they are. Raises `WeightsError`.
+    weights stay quantised if they are, on `device`, and can. Raises `WeightsError`.
     """
     architecture: Any = model_class(config)
     quantized: dict[str, Linear] = {}
-    state = _state(source, config, dtype, share, linears, quantized)
+    state = _state(source, config, dtype, share, linears, quantized, device)
     if share:
         architecture = shared_architecture(architecture, share)
     if quantized:
@@ -209,18 +210,6 @@ def head_weight(model: Any) -> str | None:
     return next((f"{name}.weight" for name, module in model.named_modules() if module is head), None)
 
 
-def choose_experts(model: PreTrainedModel, device: torch.device) -> str:
-    """Returns the name of transformers' implementation of experts that suits `model` on `device`.
-
-    "grouped_mm" is chosen where it waits for nothing, so that steps may be captured, and else "eager", which reads the
-    routing on the host.
-    """
-    sizes = {size for parameter in model.parameters() if parameter.dim() == 3 for size in parameter.shape[1:]}
-    captured = device.type == "cuda" and torch.cuda.get_device_capability(device) >= _GROUPED_FROM
-    fits = model.dtype == torch.bfloat16 and all(size % _GROUPED_ITEMS == 0 for size in sizes)
-    return "grouped_mm" if captured and fits else "eager"
-
-
 def _state(
     source: WeightSource,
     config: Any,
@@ -228,17 +217,23 @@ def _state(
     share: ModelShare | None,
     linears: Mapping[str, str],
     quantized: dict[str, Linear],
+    device: torch.device,
 ) -> dict[str, Tensor]:
     """Returns the stored tensors as they are, for transformers to round; without any, all parameters of the model in
-    `dtype`. Weights of `linears` that are quantised go to `quantized`, by the names of their parameters, and have no
-    inputs in the state."""
-    stored = source.shapes()
+    `dtype`. Weights of `linears` that are quantised and stay so go to `quantized`, by the names of their parameters,
+    and have no inputs in the state."""
+    stored, told = source.shapes(), set[str]()
     state: dict[str, Tensor] = {}
     for name, shape in (stored or _parameter_shapes(config)).items():
         take = source.take_weight if name in linears else source.take
         tensor = _take(take, source, name, shape, share.tensor(name) if share else None)
+        if isinstance(tensor, Quantized) and (reason := obstacle_to_quantized(device, tensor.format)):
+            if reason not in told:
+                told.add(reason)
+                logger.info("quantised weights (%s) become %s: %s", tensor.format.name, dtype, reason)
+            tensor = tensor.dequantize()
         if isinstance(tensor, Quantized):
-            quantized[linears[name]] = Linear(tensor)
+            quantized[linears[name]] = Linear(tensor.to(device))
             tensor = torch.empty(tensor.shape[0], 0, dtype=dtype)
         state[name] = tensor if stored else tensor.to(dtype)
     source.finish()

@@ -15,9 +15,9 @@ from octavo.worker.models.linear import obstacle_to_quantized
 from octavo.worker.models.transformers.attention import attending
 from octavo.worker.models.transformers.check import check
 from octavo.worker.models.transformers.cut import CutModel
+from octavo.worker.models.transformers.experts import choose_experts, use_experts
 from octavo.worker.models.transformers.linear import replace_linears
 from octavo.worker.models.transformers.loading import (
-    choose_experts,
     context_length,
     empty_model,
     head_weight,
@@ -58,15 +58,17 @@ class TransformersModel:
         share = _share(config, group)
         source = open_source(is_end=_HeadOf(config))
         # Without kernels for them, quantised weights are numbers at once.
-        kept = quantized and device.type == "cpu" and obstacle_to_quantized() is None
-        linears = quantizable_linears(config, source) if kept else {}
-        model = load(config, source, dtype, share, linears).to(device)
+        reason = obstacle_to_quantized(device) if quantized else None
+        if reason is not None:
+            logger.info("quantised weights become %s: %s", dtype, reason)
+        linears = quantizable_linears(config, source) if quantized and reason is None else {}
+        model = load(config, source, dtype, share, linears, device).to(device)
         if device.type == "cpu":
             replace_linears(model)
         if share:
             join(model, share, group)
         else:
-            model.set_experts_implementation(choose_experts(model, device))
+            use_experts(model, choose_experts(model, device))
         self._model = CutModel(model)
         self.config = check(self._model, context)
 

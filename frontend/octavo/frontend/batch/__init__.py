@@ -1,0 +1,1 @@
+"""Files, and batches of calls that are answered in the background: /v1/files and /v1/batches."""
