@@ -23,6 +23,8 @@ ACTIVATIONS = {
     Activation.SILU: F.silu,
     Activation.GELU_TANH: lambda inputs: F.gelu(inputs, approximate="tanh"),
 }
+# By 8-bit floats no CPU multiplies.
+INTEGERS = [form.name for form in FORMATS.values() if not form.floats]
 # Rows in 8 bits against rows in fp32, of outputs of some hundred.
 TOLERANCE = 2e-2
 
@@ -126,7 +128,7 @@ def variant(name: str) -> Iterator[NativeLibrary]:
         best.functions.octavo_choose(best.variant.encode())
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", INTEGERS)
 @pytest.mark.parametrize("outputs", [1, 33, 70])
 def test_products_are_those_of_plain_arithmetic_to_the_bit(library: NativeLibrary, name: str, outputs: int) -> None:
     weight, rows = weight_of(name, outputs, 512), random(23, 512, seed=9)
@@ -148,7 +150,7 @@ def outlying(tokens: int, inputs: int, seed: int = 9) -> Tensor:
     return rows.scatter_add(1, places, 40 * torch.where(places % 3 > 0, 1.0, 0.0))
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", INTEGERS)
 @pytest.mark.parametrize("twice_above", [math.inf, TWICE_ABOVE, 0.0])
 def test_groups_that_outweigh_the_others_are_rounded_twice(
     library: NativeLibrary, name: str, twice_above: float
@@ -172,7 +174,7 @@ def test_no_group_of_even_rows_is_rounded_twice(library: NativeLibrary) -> None:
     assert torch.equal(NativeQuantizedLinear(library, weight, None)(rows), expected(weight, rows, twice_above=math.inf))
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", INTEGERS)
 def test_extreme_codes_overflow_nothing(library: NativeLibrary, name: str) -> None:
     weight = weight_of(name, 32, 256)
     most = (1 << weight.format.bits) - 1
@@ -207,7 +209,7 @@ def test_groups_may_be_of_any_width(library: NativeLibrary, name: str, group: in
     assert same(linear.unpacked(torch.arange(40)), weight)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", INTEGERS)
 @pytest.mark.parametrize("activation", [None, Activation.SILU])
 def test_repacking_loses_nothing(name: str, activation: Activation | None) -> None:
     weight = weight_of(name, 100, 768)

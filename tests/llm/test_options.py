@@ -69,7 +69,7 @@ def test_one_option_under_two_names_is_refused(name: str, value: object, own: st
 
 
 def test_an_option_that_there_is_not_is_named() -> None:
-    with pytest.raises(TypeError, match="LLM has no option 'max_modellen'; it has: block_size"):
+    with pytest.raises(TypeError, match="LLM has no option 'max_modellen'; it has: attention_backend"):
         read_options("m", {"max_modellen": 5})
 
 

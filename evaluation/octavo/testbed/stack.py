@@ -281,12 +281,14 @@ class Stack:
         return load
 
     def wait_idle(self) -> None:
-        """Waits until no request and no block is held anywhere."""
+        """Waits until no request and no block is held anywhere, on a device or in CPU memory: a copy between workers
+        may outlive the request that it was for."""
 
         def idle() -> bool:
             load = self.load()
             return not (load.waiting or load.running or load.swapped) and all(
-                w.blocks_free + w.blocks_pinned == w.blocks_total for w in load.workers
+                w.blocks_free + w.blocks_pinned == w.blocks_total and w.cpu_blocks_free == w.cpu_blocks_total
+                for w in load.workers
             )
 
         self.wait_for(idle)

@@ -205,6 +205,7 @@ async def test_a_line_that_was_cut_off_in_the_middle_is_answered_again(
         lines = jsonl(a_line("a"), a_line("b", max_tokens=9))
         batch = await begin(client, lines)
         await until(client, batch, lambda found: found.request_counts.completed == 1)
+    assert config.batch_directory
     outputs = [
         path for path in config.batch_directory.glob("tenants/*/files/*.data") if b"batch_req" in path.read_bytes()
     ]

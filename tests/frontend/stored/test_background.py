@@ -47,6 +47,8 @@ async def test_a_response_goes_on_without_its_client(
     assert (await ended(other, begun.id)).to_dict() == found.to_dict()
     # And an answer at one frontend is gone on from at another.
     after = await other.responses.create(input="more", previous_response_id=begun.id, max_output_tokens=4)
+    assert after.usage
+    assert found.usage
     assert after.usage.input_tokens > found.usage.input_tokens
 
 

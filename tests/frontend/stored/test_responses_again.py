@@ -70,13 +70,13 @@ async def test_a_stream_is_stored_before_its_last_event(
 
 
 async def test_the_input_is_listed_with_ids_and_parts(client: openai.AsyncOpenAI, scheduler: Any, ask: Any) -> None:
-    items = [{"role": "user", "content": str(place)} for place in range(3)]
+    items: list[dict[str, Any]] = [{"role": "user", "content": str(place)} for place in range(3)]
     items.append({"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "so"}]})
     answer = await ask(items)
     pages = await client.responses.input_items.list(answer.id, limit=3, order="asc")
     listed = [item async for item in pages]
     assert [item.type for item in listed] == ["message"] * 3 + ["reasoning"]
-    assert [item.content[0].text for item in listed[:3]] == ["0", "1", "2"]
+    assert [item.to_dict()["content"][0]["text"] for item in listed[:3]] == ["0", "1", "2"]
     assert (listed[3].id, len({item.id for item in listed})) == ("rs_1", 4)
     newest = await client.responses.input_items.list(answer.id)
     assert [item.id for item in newest.data] == [item.id for item in listed[::-1]]
@@ -186,7 +186,9 @@ async def test_what_is_damaged_is_told_as_that(
         connection.execute("UPDATE records SET body = x'7b'")
     connection.close()
     for method, path in (("GET", f"/responses/{answer['id']}/input_items"), ("POST", "/responses")):
-        body = {"json": {"input": "x", "previous_response_id": answer["id"]}} if method == "POST" else {}
+        body: dict[str, Any] = (
+            {"json": {"input": "x", "previous_response_id": answer["id"]}} if method == "POST" else {}
+        )
         told = await http.request(method, path, **body)
         assert (told.status_code, told.json()["error"]["code"]) == (503, "storage_failed")
 

@@ -18,7 +18,7 @@ from octavo.testing.oracles.drafted_runs import Answer, Asked, DraftedRun, Place
 from octavo.testing.oracles.worker_plans import plan, start, work
 from octavo.wire.sampling import SamplingParams
 from octavo.worker.gpu.executor import GpuExecutor
-from octavo.worker.sampling.logprobs import prompt_logprobs
+from octavo.worker.gpu.logprobs import launch_prompt_logprobs
 from octavo.worker.sequence_table import SequenceTable
 from octavo.worker.sequences import WorkItem
 from octavo.worker.step.model_runner import ModelRunner
@@ -187,9 +187,9 @@ def test_a_step_that_finds_no_memory_leaves_its_guesses_out(
     def scarce(*arguments: Any) -> Any:
         if next(calls) == 0:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return prompt_logprobs(*arguments)
+        return launch_prompt_logprobs(*arguments)
 
-    monkeypatch.setattr("octavo.worker.gpu.executor.prompt_logprobs", scarce)
+    monkeypatch.setattr("octavo.worker.gpu.executor.launch_prompt_logprobs", scarce)
     [sequence] = new_sequences(runner, [asked[0].prompt], 9, asked[0].params)
     output = runner.execute(NO_MOVES, [WorkItem(sequence, 0, 6, (sequence,), right[:3])])
     assert ([token.token_id for token in output.sampled], output.further) == (right[:1], [])

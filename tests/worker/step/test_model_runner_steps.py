@@ -216,7 +216,7 @@ def test_beams_get_the_likeliest_tokens(runner: ModelRunner, tiny: tuple[Path, A
 def test_prompt_logprobs_are_those_of_transformers(
     runner: ModelRunner, tiny: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch, budget: int, rows: int
 ) -> None:
-    monkeypatch.setattr("octavo.worker.sampling.logprobs._PROMPT_ROWS", rows)
+    monkeypatch.setattr("octavo.worker.sampling.logprobs.PROMPT_ROWS", rows)
     sampling = msgspec.structs.replace(GREEDY, prompt_logprobs=2)
     sequences = new_sequences(runner, PROMPTS, 3, sampling)
     sequences[1].sampling = GREEDY

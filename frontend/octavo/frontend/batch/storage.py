@@ -11,7 +11,6 @@ import hashlib
 import os
 import re
 import secrets
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from octavo.frontend.errors import NotFound, Reason
+from octavo.frontend.http.envelope import unix_time
 
 T = TypeVar("T")
 
@@ -134,5 +134,5 @@ def remove_left_overs(folder: Path) -> None:
     """Removes what was being written when its process ended. Raises `OSError`."""
     for path in folder.glob(f"*{PART}"):
         with suppress(FileNotFoundError):
-            if time.time() - path.stat().st_mtime > _LEFT_OVER_S:
+            if unix_time() - path.stat().st_mtime > _LEFT_OVER_S:
                 path.unlink()

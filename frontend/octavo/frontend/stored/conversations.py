@@ -48,7 +48,7 @@ async def create(api: Api, request: Request, stored: StoredResponses) -> Respons
     """Makes a conversation, with the items that it begins with."""
     body, unknown = await read_call(request, ConversationBody, {}, api.generation.beginnings)
     items = _items_of(body.items)
-    conversation = {
+    conversation: dict[str, Any] = {
         "id": f"conv_{secrets.token_hex(16)}",
         "object": "conversation",
         "created_at": unix_time(),

@@ -32,6 +32,10 @@ class _ConversationName(msgspec.Struct):
     id: str
 
 
+# A union is no type to a type checker.
+_Named: Final[Any] = str | _ConversationName
+
+
 @dataclass(frozen=True)
 class _Earlier:
     """Holds what a call goes on from: keys of the store, and all items that were said."""
@@ -143,7 +147,7 @@ async def _keep(stored: StoredResponses, new: NewResponse, answer: ResponseAnswe
 
 def _conversation_of(body: ResponsesBody) -> str:
     """Returns the id of the conversation that a call names; empty where it names none."""
-    named = decoded("conversation", body.conversation, str | _ConversationName)
+    named: Any = decoded("conversation", body.conversation, _Named)
     return named.id if isinstance(named, _ConversationName) else named or ""
 
 

@@ -274,7 +274,7 @@ class TestMirrors:
     @NUM_RIGHT
     def test_never_hold_what_was_wrong(self, make_cluster: MakeCluster, num_right: int) -> None:
         """There are as many blocks on the disk as without guesses, by the same names, with the same content."""
-        kept = []
+        kept: list[Any] = []
         for guesses in (7, num_right):
             disk = FakeDisk()
             cluster = make_cluster(watermark=0.0, speculation="off" if not kept else 7, drafter=seven(guesses))
