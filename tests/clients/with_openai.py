@@ -198,7 +198,8 @@ def responses_stored(service: Service) -> str:
     assert alone.usage
     assert second.usage.input_tokens > alone.usage.input_tokens + first.usage.output_tokens
     (item,) = list(client.responses.input_items.list(second.id))
-    assert item.to_dict()["content"][0]["text"] == "What is my name?"
+    listed: Any = item.to_dict()
+    assert listed["content"][0]["text"] == "What is my name?"
     client.responses.delete(first.id)
     for gone, kind in (
         (lambda: client.responses.retrieve(first.id), openai.NotFoundError),

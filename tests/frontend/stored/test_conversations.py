@@ -15,7 +15,8 @@ HELLO: Any = {"type": "message", "role": "user", "content": "hello"}
 
 async def texts(client: openai.AsyncOpenAI, name: str) -> list[str]:
     pages = await client.conversations.items.list(name, limit=2, order="asc")
-    return [item.to_dict()["content"][0]["text"] async for item in pages]
+    items: list[Any] = [item.to_dict() async for item in pages]
+    return [item["content"][0]["text"] for item in items]
 
 
 async def test_responses_add_their_turns_to_a_conversation(

@@ -76,7 +76,8 @@ async def test_the_input_is_listed_with_ids_and_parts(client: openai.AsyncOpenAI
     pages = await client.responses.input_items.list(answer.id, limit=3, order="asc")
     listed = [item async for item in pages]
     assert [item.type for item in listed] == ["message"] * 3 + ["reasoning"]
-    assert [item.to_dict()["content"][0]["text"] for item in listed[:3]] == ["0", "1", "2"]
+    said: list[Any] = [item.to_dict() for item in listed[:3]]
+    assert [item["content"][0]["text"] for item in said] == ["0", "1", "2"]
     assert (listed[3].id, len({item.id for item in listed})) == ("rs_1", 4)
     newest = await client.responses.input_items.list(answer.id)
     assert [item.id for item in newest.data] == [item.id for item in listed[::-1]]

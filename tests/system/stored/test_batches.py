@@ -9,7 +9,7 @@ import pytest
 from octavo.testbed.credentials import bearer, write_keys
 from octavo.testbed.stack import Stack
 
-from .conftest import StartStack
+from ..conftest import StartStack
 
 pytestmark = pytest.mark.system
 
