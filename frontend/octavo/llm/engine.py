@@ -157,8 +157,10 @@ class Engine:
                     raise EngineError(f"the engine was not ready within {timeout_s:g} s{self._last_words()}")
                 time.sleep(_PROBE_INTERVAL_S)
 
-    def check(self) -> None:
-        """Raises `EngineError` if the processes have ended."""
+    def check(self, ending_s: float = 0.0) -> None:
+        """Raises `EngineError` if the processes have ended, or do so within `ending_s` seconds."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(ending_s)
         if (status := self._process.poll()) is not None:
             self._thread.join(_PATIENCE_S)
             raise EngineError(f"the engine has ended with exit status {status}{self._last_words()}")

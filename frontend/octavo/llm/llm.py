@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from octavo.client import Chat, Client, OctavoError, Prompt, RequestOptions, Tool
+from octavo.client import Chat, Client, OctavoError, Prompt, RequestOptions, Tool, UnavailableError
 from octavo.client import SamplingParams as ClientParams
 from octavo.llm.engine import Engine, read_options
 from octavo.llm.outputs import BeamSearchOutput, BeamSearchSequence, RequestOutput, request_output
@@ -73,6 +73,8 @@ R = TypeVar("R")
 
 # Calls beyond this wait here instead of in the engine, whose queue is for requests that it is about to begin.
 MAX_AT_ONCE: Final = 256
+# Seconds that an engine which no longer answers is given to end.
+_ENDING_S: Final = 5.0
 
 
 def run_all(
@@ -220,8 +222,9 @@ class LLM:
 
         try:
             return run_all(call, tasks, shows_progress=use_tqdm, give_up=give_up)
-        except OctavoError:
-            self._engine.check()
+        except OctavoError as error:
+            # One process of an engine that ends may be gone before all are.
+            self._engine.check(_ENDING_S if isinstance(error, UnavailableError) else 0.0)
             raise
 
     def _answer(self, task: _Task) -> RequestOutput:
