@@ -5,6 +5,7 @@ for each output and group of inputs. `torch._scaled_mm` multiplies where scales 
 the type allow it, and else a kernel whose sums of 128 inputs are added in fp32, each with its scales.
 """
 
+import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from octavo.kernels.triton.devices import HOPPER, shared_limit, shared_memory
 from octavo.kernels.triton.language import POINTERS, block_for, cached, dot, rounded
 from octavo.kernels.triton.layers.output_tiles import OutputTile, check_linear, smallest
 
+logger = logging.getLogger(__name__)
+
 _LARGEST, _LARGEST_FP32 = tl.constexpr(448.0), tl.constexpr(3.4028234663852886e38)
 # Inputs that are added up before their sum is multiplied by its scales: a matrix unit keeps fewer bits than fp32.
 _PIECE = 128
@@ -29,7 +32,6 @@ _PIECE = 128
 _ROUNDED = 1024
 # torch's product takes inputs and outputs in multiples of so many.
 _SCALED_ITEMS = 16
-
 
 # By the tokens of a step, as those of `octavo.kernels.triton.layers.packed`.
 _TILES = (OutputTile(64, 16, 4, 5), OutputTile(64, 64, 4, 4), OutputTile(128, 128, 8, 3))
@@ -196,7 +198,8 @@ def scaled_products_available(device: torch.device) -> bool:
         found = torch._scaled_mm(
             ones, ones.t(), scale_a=scales[:, None], scale_b=scales[None, :], out_dtype=torch.bfloat16
         )
-    except (AttributeError, NotImplementedError, RuntimeError, TypeError):
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError) as error:
+        logger.info("Octavo's own kernel multiplies by e4m3 on %s: %s", device, error)
         return False
     return torch.equal(found, (32 * scales[:, None] * scales[None, :]).bfloat16())
 
