@@ -11,6 +11,7 @@ import os
 import stat
 import time
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
@@ -65,15 +66,11 @@ def locked(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def make_room(files: list[SegmentFile], num_bytes: int, capacity_bytes: int) -> list[SegmentFile]:
-    """Removes the oldest of all segments, oldest first, until `num_bytes` more fit; returns those that are left. The
-    caller holds the lock. Raises `OSError`."""
-    taken, left = sum(file.num_bytes for file in files), list(files)
-    while left and taken + num_bytes > capacity_bytes:
-        file = left.pop(0)
-        remove(file)
-        taken -= file.num_bytes
-    return left
+def too_old(files: list[SegmentFile], num_bytes: int, capacity_bytes: int) -> list[SegmentFile]:
+    """Returns those of all segments, oldest first, that have to go before `num_bytes` more fit."""
+    excess = sum(file.num_bytes for file in files) + num_bytes - capacity_bytes
+    sizes_before = accumulate((file.num_bytes for file in files), initial=0)
+    return [file for file, before in zip(files, sizes_before, strict=False) if before < excess]
 
 
 def remove(file: SegmentFile) -> None:

@@ -26,7 +26,7 @@ from octavo.runtime.telemetry import optional
 from octavo.worker.kv_store.identity import NAME_BYTES, StoreIdentity
 from octavo.worker.kv_store.index import BlockIndex, Segment
 from octavo.worker.kv_store.loan import Loan, Parts, Payload, copied
-from octavo.worker.kv_store.room import KVStoreError, all_segments, locked, make_room, prepare, remove
+from octavo.worker.kv_store.room import KVStoreError, all_segments, locked, prepare, remove, too_old
 from octavo.worker.kv_store.segment import SegmentLayout, SegmentWriter, opened, read_block, segment_files
 
 _log = logging.getLogger(__name__)
@@ -494,11 +494,16 @@ class KVStore:
     def _begin_segment(self) -> tuple[SegmentWriter, Segment]:
         """Makes room for a segment, and the segment."""
         prepare(self._directory)
-        with locked(self._directory):
+        # No refresh may see a segment that is being removed: it would drop the blocks, or find them once more, uncounted.
+        with locked(self._directory), self._refreshing:
             files = all_segments(self._directory)
-            left = make_room(files, self._layout.num_bytes, self._capacity_bytes)
-            for gone in files[: len(files) - len(left)]:
-                self._count("evicted", self._index.drop(gone.path))
+            old = too_old(files, self._layout.num_bytes, self._capacity_bytes)
+            for file in old:
+                # Before it is gone: a read that does not find it drops its blocks too.
+                num_dropped = self._index.drop(file.path)
+                remove(file)
+                self._count("evicted", num_dropped)
+            left = files[len(old) :]
             self._index.set_young(left, self._capacity_bytes)
             age = left[-1].age + 1 if left else 0
             place = self._directory / self._layout.identity.directory_name
