@@ -52,7 +52,7 @@ class Mutant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         others = [
             (other, find(self.old, self.within, _source(other)))
             for other in _modules(root)
-            if other != path and needed <= set(_WORD.findall(other.read_text(encoding="utf-8")))
+            if other != path and needed <= _words_in(other)
         ]
         moved = [(other, match) for other, match in others if isinstance(match, Match)]
         fewest = 0 if path.is_file() else min((len(match.renamed) for _, match in moved), default=0)
@@ -131,11 +131,22 @@ def _compiles(text: str) -> bool:
 _WORD = re.compile(r"\w+")
 
 
+def _words_in(path: Path) -> frozenset[str]:
+    found = path.stat()
+    return _words(path, found.st_mtime_ns, found.st_size)
+
+
+@lru_cache(maxsize=1024)
+def _words(path: Path, mtime_ns: int, size: int) -> frozenset[str]:
+    """The words of a file as it was at that time: hundreds of mutants ask for those of all modules."""
+    return frozenset(_WORD.findall(path.read_text(encoding="utf-8")))
+
+
 def _unknown(names: set[Name], text: str, root: Path) -> list[str]:
     """Those of some names in a module that nothing has: unbound variables, and attributes that no module speaks of."""
     attributes = {name.text for name in names if name.role == "." and not hasattr(list, name.text)}
     for path in _modules(root) if attributes else ():
-        attributes -= set(_WORD.findall(path.read_text(encoding="utf-8")))
+        attributes -= _words_in(path)
     variables = {name.text for name in names if not name.role}
     if variables:
         variables -= {*dir(builtins), *_bound(ast.parse(text))}

@@ -24,6 +24,8 @@ _TOKEN = re.compile(
 )
 _FIXED = {*keyword.kwlist, *dir(builtins)}
 _CLOSING = (")", "]", "}")
+# Nothing else contains a class or a function.
+_HOLDS_STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)
 # Places that an error names.
 _MOST_NAMED = 4
 
@@ -102,7 +104,7 @@ class Source:
                     begin, end = lines[first - 1], lines[child.end_lineno or first]
                     yield Scope(bisect_left(starts, begin), bisect_left(starts, end) - 1, named)
                     yield from within(child, named)
-                else:
+                elif isinstance(child, _HOLDS_STATEMENTS):
                     yield from within(child, path)
 
         return [Scope(0, len(self.tokens) - 1, ()), *within(ast.parse(self.text), ())]
@@ -163,8 +165,18 @@ def matches(snippet: str, within: str, source: Source) -> list[Match]:
     """
     wanted = tokens_of(snippet)
     path = tuple(Name(part, "def") for part in within.split(".") if part)
-    found = [_match(wanted, path, source, first) for first in range(len(source.tokens))]
+    found = [_match(wanted, path, source, first) for first in _beginnings(wanted[0], source.tokens)]
     return sorted(filter(None, found), key=lambda match: len(match.renamed))
+
+
+def _beginnings(wanted: Token, tokens: list[Token]) -> list[int]:
+    """The places in `tokens` where a snippet can stand whose first token is `wanted`."""
+    if wanted.name is not None:
+        role = wanted.name.role
+        return [place for place, token in enumerate(tokens) if token.name is not None and token.name.role == role]
+    # As in `_match`, a comma may be there or not before a closing bracket.
+    texts = {wanted.text, *([","] if wanted.text in _CLOSING else _CLOSING if wanted.text == "," else [])}
+    return [place for place, token in enumerate(tokens) if token.text in texts]
 
 
 def _match(wanted: list[Token], path: tuple[Name, ...], source: Source, first: int) -> Match | None:

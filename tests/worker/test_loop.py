@@ -245,25 +245,33 @@ def test_an_unregistered_worker_comes_back_empty(place: Place) -> None:
 
 
 class SignallingRunner(FakeRunner):
-    """A fake model in the middle of whose step the process is asked to stop."""
+    """A fake model in the middle of whose step, once `all_sent` is set, the process is asked to stop."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, block_size=16, num_blocks=8)
+        self.all_sent = threading.Event()
 
     def execute(self, moves: BlockMoves, items: list[WorkItem]) -> StepOutput:
+        assert self.all_sent.wait(60)
         os.kill(os.getpid(), signal.SIGTERM)
         return super().execute(moves, items)
 
 
 def test_a_step_under_way_is_answered_before_the_goodbye(place: Place, tmp_path: Path) -> None:
+    runner = SignallingRunner(place.model)
+
     def script() -> list[FromWorker]:
         with scripted_scheduler(place.endpoint) as scheduler:
             incarnation = welcome(scheduler)
             scheduler.send(plan(1, starts=[start(5, [7])], work=[work(5, 1, [4])], incarnation=incarnation))
             scheduler.send(plan(2, work=[work(5, 1)], incarnation=incarnation))
+            # A worker that has left cannot be sent anything.
+            runner.all_sent.set()
             heard = [scheduler.receive()]
             while not isinstance(heard[-1], WorkerGoodbye):
                 heard.append(scheduler.receive())
             return [message for message in heard if not isinstance(message, WorkerHello | Heartbeat)]
 
-    runner = SignallingRunner(place.model, block_size=16, num_blocks=8)
     words = LastWords(tmp_path / "words", {})
     with ThreadPoolExecutor(1) as pool:
         heard = pool.submit(script)
@@ -351,7 +359,8 @@ class HangingRunner(SignallingRunner):
     """One whose step takes longer than it may, by a clock that only it moves."""
 
     def __init__(self, directory: Path) -> None:
-        super().__init__(directory, block_size=16, num_blocks=8)
+        super().__init__(directory)
+        self.all_sent.set()
         self.now = 1000.0
         self.liveness = Liveness(lambda: self.now)
         self.alive: list[bool] = []
