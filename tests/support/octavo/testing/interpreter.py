@@ -4,8 +4,10 @@ The interpreter's own is numpy's, so that of whichever BLAS is there: it orders 
 the CPU. A GPU's matrix instruction does neither, and what is exact there must be seen to be exact here.
 """
 
+import dataclasses
 import functools
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import triton
+from triton.language import core
 from triton.runtime import interpreter
 
 Dtype = np.dtype[Any]
@@ -20,10 +23,52 @@ Matrix = npt.NDArray[np.floating[Any]]
 
 
 def spare_repetition(patch: pytest.MonkeyPatch) -> None:
-    """Has the interpreter do once what it does again at each operation, which is two fifths of all its time and changes
-    nothing: it puts its own operations into Triton's language, and makes a table of dtypes to look one up."""
+    """Has the interpreter do once what it does again at each operation, which is most of all its time and changes
+    nothing: it puts its own operations into Triton's language, makes a table of dtypes to look one up, and makes the
+    same few shapes. What it computes of overflows, it throws away: that is left out."""
     patch.setattr(interpreter, "_patch_lang", _patched_once(interpreter._patch_lang))
     patch.setattr(interpreter, "_get_np_dtype", _looked_up_once(interpreter._get_np_dtype))
+    patch.setattr(core.tensor, "__init__", _init_tensor)
+    patch.setattr(core.block_type, "__init__", _init_block_type)
+    semantic = interpreter.interpreter_semantic
+    patch.setattr(semantic, "broadcast_impl_value", _broadcast_if_unlike(semantic.broadcast_impl_value))
+    options = semantic.builder.options
+    assert not options.debug, "its assertions would be heard"
+    patch.setattr(semantic.builder, "options", dataclasses.replace(options, sanitize_overflow=False))
+
+
+@functools.cache
+def _block_shape(shape: tuple[int, ...]) -> tuple[Any, int]:
+    """Returns the shape as a type of blocks has it, which nothing changes, and its number of elements."""
+    return core.tuple(list(shape)), core.validate_block_shape(shape)
+
+
+@functools.cache
+def _tensor_shape(shape: tuple[int, ...]) -> tuple[Any, Any]:
+    return core.tuple([core.constexpr(size) for size in shape]), core.constexpr(math.prod(shape))
+
+
+def _init_block_type(block_type: Any, element_ty: Any, shape: Any) -> None:
+    sizes = tuple(map(core._unwrap_if_constexpr, core._unwrap_if_constexpr(shape)))
+    if not sizes:
+        raise TypeError("0d block_type is forbidden")
+    block_type.element_ty = element_ty
+    block_type.shape, block_type.numel = _block_shape(sizes)
+    block_type.name = f"<{block_type.shape}, {element_ty}>"
+
+
+def _init_tensor(tensor: Any, handle: Any, kind: Any) -> None:
+    tensor.handle, tensor.type, tensor.dtype = handle, kind, kind.scalar
+    tensor.shape, tensor.numel = _tensor_shape(tuple(kind.shape) if kind.is_block() else ())
+
+
+def _broadcast_if_unlike(broadcast: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def broadcast_if_unlike(left: Any, right: Any) -> Any:
+        if left.type.is_block() and right.type.is_block() and left.type.shape is right.type.shape:
+            return left, right
+        return broadcast(left, right)
+
+    return broadcast_if_unlike
 
 
 def _looked_up_once(dtype_of: Callable[[Any], Dtype]) -> Callable[[Any], Dtype]:
