@@ -31,6 +31,8 @@ CAMPAIGNS := kill-workers:500 kill-real-workers:20 kill-schedulers:100 freeze-wo
 SEEDS ?= 2000
 OLD ?= $(shell git log -1 --format=%H -G'^SCHEMA_VERSION' -- proto/octavo/wire/base.py)^
 FIRST ?= 0
+# Where it is set, each of the many processes of the tests compiles all modules anew, and pytest its plugins too.
+export PYTHONDONTWRITEBYTECODE :=
 # What measures nothing must not overwrite what was measured.
 MEASURED = $(if $(findstring --quick,$(ARGS)),build/paper,docs/paper)
 

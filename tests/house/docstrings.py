@@ -52,9 +52,7 @@ class Docstring:
 
 def read_docstrings(module: Module) -> Iterator[Docstring]:
     """Yields the docstrings of a module, its classes and its functions."""
-    for node in ast.walk(module.tree):
-        if not isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            continue
+    for node in (module.tree, *module.definitions):
         if text := ast.get_docstring(node):
             yield Docstring(f"{module.path}:{node.body[0].lineno}", _SENTENCE_END.split(text, maxsplit=1)[0])
 

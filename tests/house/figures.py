@@ -219,7 +219,7 @@ def lengths(modules: Sequence[Module]) -> Iterator[Figure]:
     functions = {
         f"{module.path}:{node.lineno} {node.name}": (node.end_lineno or node.lineno) - node.lineno + 1
         for module in modules
-        for node in ast.walk(module.tree)
+        for node in module.definitions
         if isinstance(node, _FUNCTIONS)
     }
     ranked = sorted(functions, key=lambda place: functions[place], reverse=True)

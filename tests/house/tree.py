@@ -1,12 +1,15 @@
 """The production modules of a checkout, read once for every figure."""
 
 import ast
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
+# Nothing else contains a class or a function.
+_HOLDS_STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)
 # Every top-level folder that holds a portion of the namespace package `octavo`.
 ROOTS = ("proto", "kernels", "frontend", "scheduler", "worker", "evaluation")
 
@@ -30,6 +33,17 @@ class Module:
     @cached_property
     def tree(self) -> ast.Module:
         return ast.parse(self.source, str(self.path))
+
+    @cached_property
+    def definitions(self) -> list[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+        """The classes and functions of the module, wherever they stand in it, outer ones before inner ones."""
+        found, waiting = [], deque[ast.AST]([self.tree])
+        while waiting:
+            node = waiting.popleft()
+            if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                found.append(node)
+            waiting.extend(child for child in ast.iter_child_nodes(node) if isinstance(child, _HOLDS_STATEMENTS))
+        return found
 
     def is_in(self, package: str) -> bool:
         """Returns whether the module is the package `package` or lies in it."""

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from octavo.kernels import attention, attention_plan, reference
+from octavo.testing.depth import deep
 from octavo.testing.oracles.paged_batches import PagedBatch, random_paged_batch
 
 SHAPES = {
@@ -94,19 +95,21 @@ def test_a_layer_of_a_pool_is_read_as_a_cache_of_its_own(heads_first: bool, wind
     assert torch.equal(attend(replace(batch, key_cache=keys, value_cache=values)), attend(batch))
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(
-    lengths=st.lists(st.tuples(st.integers(1, 24), st.integers(0, 40)), min_size=1, max_size=6),
-    block_size=st.sampled_from([1, 3, 16]),
-    group=st.sampled_from([1, 3, 7]),
-    seed=st.integers(0, 2**31),
-)
-def test_equals_the_reference_on_any_batch(
-    lengths: list[tuple[int, int]], block_size: int, group: int, seed: int
-) -> None:
-    chunks = [(query, history + query) for query, history in lengths]
-    batch = random_paged_batch(chunks, block_size=block_size, group=group, kv_heads=1, head_dim=8, seed=seed)
-    torch.testing.assert_close(attend(batch), oracle(batch))
+@pytest.mark.parametrize("examples", [15, *deep(40)])
+def test_equals_the_reference_on_any_batch(examples: int) -> None:
+    @settings(max_examples=examples, deadline=None, derandomize=True)
+    @given(
+        lengths=st.lists(st.tuples(st.integers(1, 24), st.integers(0, 40)), min_size=1, max_size=6),
+        block_size=st.sampled_from([1, 3, 16]),
+        group=st.sampled_from([1, 3, 7]),
+        seed=st.integers(0, 2**31),
+    )
+    def check(lengths: list[tuple[int, int]], block_size: int, group: int, seed: int) -> None:
+        chunks = [(query, history + query) for query, history in lengths]
+        batch = random_paged_batch(chunks, block_size=block_size, group=group, kv_heads=1, head_dim=8, seed=seed)
+        torch.testing.assert_close(attend(batch), oracle(batch))
+
+    check()
 
 
 @pytest.mark.parametrize("window", WINDOWS)
@@ -116,19 +119,23 @@ def test_equals_the_reference_under_a_window(lengths: list[tuple[int, int]], win
     torch.testing.assert_close(attend(batch), oracle(batch))
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
-@given(
-    lengths=st.lists(st.tuples(st.integers(1, 24), st.integers(0, 60)), min_size=1, max_size=6),
-    block_size=st.sampled_from([1, 3, 16]),
-    window=st.integers(1, 90),
-    seed=st.integers(0, 2**31),
-)
-def test_equals_the_reference_on_any_batch_under_any_window(
-    lengths: list[tuple[int, int]], block_size: int, window: int, seed: int
-) -> None:
-    chunks = [(query, history + query) for query, history in lengths]
-    batch = random_paged_batch(chunks, block_size=block_size, group=3, kv_heads=1, head_dim=8, window=window, seed=seed)
-    torch.testing.assert_close(attend(batch), oracle(batch))
+@pytest.mark.parametrize("examples", [25, *deep(80)])
+def test_equals_the_reference_on_any_batch_under_any_window(examples: int) -> None:
+    @settings(max_examples=examples, deadline=None, derandomize=True)
+    @given(
+        lengths=st.lists(st.tuples(st.integers(1, 24), st.integers(0, 60)), min_size=1, max_size=6),
+        block_size=st.sampled_from([1, 3, 16]),
+        window=st.integers(1, 90),
+        seed=st.integers(0, 2**31),
+    )
+    def check(lengths: list[tuple[int, int]], block_size: int, window: int, seed: int) -> None:
+        chunks = [(query, history + query) for query, history in lengths]
+        batch = random_paged_batch(
+            chunks, block_size=block_size, group=3, kv_heads=1, head_dim=8, window=window, seed=seed
+        )
+        torch.testing.assert_close(attend(batch), oracle(batch))
+
+    check()
 
 
 @pytest.mark.parametrize("window", [0, 7])

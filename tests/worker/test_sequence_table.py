@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from octavo.testing.depth import deep
 from octavo.testing.oracles.worker_plans import beam_sampling, moves, plan, sampling, start, work
 from octavo.wire.base import NULL_BLOCK
 from octavo.wire.steps import (
@@ -815,9 +816,17 @@ def without_named(known: dict[int, Plain], step: StepPlan) -> dict[int, Plain]:
     return {i: sequence for i, sequence in known.items() if i not in named}
 
 
-@settings(max_examples=80, deadline=None)
-@given(st.data())
-def test_any_run_of_plans_is_followed_as_a_plain_model_follows_it(data: st.DataObject) -> None:
+@pytest.mark.parametrize("examples", [30, *deep(80)])
+def test_any_run_of_plans_is_followed_as_a_plain_model_follows_it(examples: int) -> None:
+    @settings(max_examples=examples, deadline=None)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        follow(data)
+
+    check()
+
+
+def follow(data: st.DataObject) -> None:
     table, known = make_table(*WINDOWS), dict[int, Plain]()
     for _ in range(8):
         step = data.draw(wild_plans(known) if data.draw(st.integers(0, 5)) == 5 else plausible_plans(known))

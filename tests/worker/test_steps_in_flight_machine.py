@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from octavo.testbed.tiny_model import write_byte_model
+from octavo.testing.depth import deep
 from octavo.testing.fakes.deferred import DeferredRunner
 from octavo.testing.fakes.spoilable import SpoilableRunner
 from octavo.testing.oracles.random_plans import BLOCK_SIZE, NUM_BLOCKS, NUM_CPU_BLOCKS, PARAMS, WINDOWS, Planner
@@ -87,9 +88,17 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@settings(max_examples=150, deadline=None)
-@given(seed=st.integers(0, 2**32), stumbles=st.booleans())
-def test_two_in_flight_are_answered_as_one_after_the_other(directory: Path, seed: int, stumbles: bool) -> None:
+@pytest.mark.parametrize("examples", [40, *deep(150)])
+def test_two_in_flight_are_answered_as_one_after_the_other(directory: Path, examples: int) -> None:
+    @settings(max_examples=examples, deadline=None)
+    @given(seed=st.integers(0, 2**32), stumbles=st.booleans())
+    def check(seed: int, stumbles: bool) -> None:
+        answer_alike(directory, seed, stumbles)
+
+    check()
+
+
+def answer_alike(directory: Path, seed: int, stumbles: bool) -> None:
     """Whole steps fail, or sequences do: a step of which one twin knows that nothing is left cannot fail there."""
     memory: dict[str, Any] = {
         "block_size": BLOCK_SIZE,

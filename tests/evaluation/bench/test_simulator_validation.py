@@ -157,6 +157,7 @@ def fake_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulator_validation, "LOADS", (0.3,))
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("fake_worker")
 def test_real_processes_and_the_simulator_serve_the_same_jobs(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]

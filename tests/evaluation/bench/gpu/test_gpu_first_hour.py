@@ -74,6 +74,7 @@ def test_all_of_it_fits_into_ten_minutes_and_begins_with_what_is_there() -> None
     assert [each.name for each in steps(rehearse=True)] == [each.name for each in listed]
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(torch.cuda.is_available(), reason="shows what is skipped without a GPU")
 def test_without_a_gpu_each_step_passes_or_is_skipped_with_its_reason(tmp_path: Path) -> None:
     out = tmp_path / "found" / "report.json"

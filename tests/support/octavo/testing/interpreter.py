@@ -38,9 +38,10 @@ def spare_repetition(patch: pytest.MonkeyPatch) -> None:
 
 
 @functools.cache
-def _block_shape(shape: tuple[int, ...]) -> tuple[Any, int]:
-    """Returns the shape as a type of blocks has it, which nothing changes, and its number of elements."""
-    return core.tuple(list(shape)), core.validate_block_shape(shape)
+def _block_shape(sizes: tuple[int, ...]) -> tuple[Any, int, str]:
+    """Returns the shape as a type of blocks has it, which nothing changes, its number of elements, and its name."""
+    shape = core.tuple(list(sizes))
+    return shape, core.validate_block_shape(sizes), str(shape)
 
 
 @functools.cache
@@ -49,12 +50,13 @@ def _tensor_shape(shape: tuple[int, ...]) -> tuple[Any, Any]:
 
 
 def _init_block_type(block_type: Any, element_ty: Any, shape: Any) -> None:
-    sizes = tuple(map(core._unwrap_if_constexpr, core._unwrap_if_constexpr(shape)))
+    given = shape.value if isinstance(shape, core.constexpr) else shape
+    sizes = tuple([size.value if isinstance(size, core.constexpr) else size for size in given])
     if not sizes:
         raise TypeError("0d block_type is forbidden")
     block_type.element_ty = element_ty
-    block_type.shape, block_type.numel = _block_shape(sizes)
-    block_type.name = f"<{block_type.shape}, {element_ty}>"
+    block_type.shape, block_type.numel, name = _block_shape(sizes)
+    block_type.name = f"<{name}, {element_ty}>"
 
 
 def _init_tensor(tensor: Any, handle: Any, kind: Any) -> None:
