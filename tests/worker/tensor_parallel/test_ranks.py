@@ -11,7 +11,8 @@ import pytest
 from octavo.testing.depth import deep
 
 _RANK = "from octavo.worker.cli.worker import worker; worker()"
-_WAIT_S = 120.0
+# Each rank imports torch, one after the other: eight seconds of CPU, of which a busy machine gives few in a minute.
+_WAIT_S = 240.0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, *deep(signal.SIGINT)])
