@@ -592,16 +592,18 @@ MAKERS = {
     *("save", "save_file", "save_pretrained", "tofile", "snapshot_download", "hf_hub_download"),
 }
 MAKERS_IN_FULL = {"os.replace", "os.link", "shutil.move", "shutil.copy", "sqlite3.connect", "shelve.open"}
+VERBS_IN_FULL = {name.rpartition(".")[2] for name in MAKERS_IN_FULL}
 
 
 def writes(source: str) -> Iterator[str]:
-    """The calls in a source that make or change files, or have a library do so."""
+    """What is called in a source that makes or changes files, or has a library do so."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):
-            name = ast.unparse(node.func)
-            verb = name.rpartition(".")[2]
-            if verb in MAKERS or name in MAKERS_IN_FULL or (verb in ("open", "fdopen") and _opens_to_write(node)):
-                yield name
+            verb = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if verb in MAKERS or (verb in ("open", "fdopen") and _opens_to_write(node)):
+                yield verb
+            elif verb in VERBS_IN_FULL and ast.unparse(node.func) in MAKERS_IN_FULL:
+                yield verb
 
 
 def _opens_to_write(call: ast.Call) -> bool:

@@ -196,7 +196,7 @@ def test_a_process_that_keeps_dying_ends_serve(byte_model: Path, tmp_path: Path)
         assert "died 4 times within" in stack.log("serve")
 
 
-@pytest.mark.parametrize("command", ["serve", "scheduler"])
+@pytest.mark.parametrize("command", ["serve", *deep("scheduler")])
 def test_a_second_service_in_the_same_place_is_refused_and_harms_nothing(byte_model: Path, command: str) -> None:
     with serving(byte_model) as stack:
         stack.wait_ready()

@@ -547,7 +547,6 @@ SHALLOW = {
     "steps that shrink under a wide group",
     "one swapped and one recomputed",
     "two sizes",
-    "a smaller worker comes back",
     "pins on what is left",
     "drafts and a failed step",
 }

@@ -1,8 +1,6 @@
 """`python -m octavo.bench.gpu` as it is called, with a GPU and without one."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,18 +13,12 @@ without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a C
 
 
 @without_gpu
-def test_without_a_device_it_says_so_and_ends(tmp_path: Path) -> None:
+def test_without_a_device_it_says_so_and_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "report.json"
-    process = subprocess.run(
-        [sys.executable, "-m", "octavo.bench.gpu", "--out", str(out)],
-        env={"PYTHONPATH": ":".join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert process.returncode == NO_DEVICE
-    assert process.stderr.startswith("octavo.bench.gpu: no CUDA device")
-    assert not process.stdout
+    assert main(["--out", str(out)]) == NO_DEVICE
+    said, complaint = capsys.readouterr()
+    assert complaint.startswith("octavo.bench.gpu: no CUDA device")
+    assert not said
     assert not out.exists()
 
 

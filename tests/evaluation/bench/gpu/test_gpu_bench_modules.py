@@ -40,6 +40,7 @@ _SERVING = (
 )
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("starting", "named"),
     [(_LOCAL, LOCAL_MODULES), ((*_SERVICE, *_SERVING), SERVICE_MODULES)],
