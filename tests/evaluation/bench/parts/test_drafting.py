@@ -56,6 +56,11 @@ def test_recorded_answers_that_repeat_nothing_take_the_same_steps() -> None:
     assert (auto.steps, auto.tokens, auto.spent) == (off.steps, off.tokens, 0)
 
 
-def test_more_tokens_than_there_are_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"give --tokens \d+ or fewer"):
+def test_more_tokens_than_there_are_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("docs/page.md", "proto/octavo/module.py"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("a = 1\n", encoding="utf-8")
+    # All of this repository would be tokenized.
+    monkeypatch.setattr(drafting, "_ROOT", tmp_path)
+    with pytest.raises(ValueError, match=r"the files have (\d+) tokens; give --tokens \1 or fewer"):
         drafting.main(["--tokens", "1000000000", "--no-worker"])
