@@ -52,7 +52,8 @@ class Docstring:
 
 def read_docstrings(module: Module) -> Iterator[Docstring]:
     """Yields the docstrings of a module, its classes and its functions."""
-    for node in (module.tree, *module.definitions):
+    nodes: list[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef] = [module.tree, *module.definitions]
+    for node in nodes:
         if text := ast.get_docstring(node):
             yield Docstring(f"{module.path}:{node.body[0].lineno}", _SENTENCE_END.split(text, maxsplit=1)[0])
 
