@@ -1,14 +1,11 @@
 """Measures what speculation adds to the scheduler's CPU time of a step: `python -m octavo.bench.parts.drafting_share`.
 
-Recorded answers are played through three schedulers, step by step in turns of random order: with speculation off, with
-auto, and once more with auto and a clock around all that drafts and prices. So whatever else the machine does meets
-all of them alike. All answers of a round begin together, as dear for drafts as can be: each sequence is looked at for
-the first time in one step. Of each round the sums are compared, and of the rounds stand the medians, in brackets with
-the bounds between which the true median lies with a probability of 95 %:
+Recorded answers are played through two schedulers, step by step in turns of random order, one with speculation off and
+one with auto: so whatever else the machine does meets both alike. Of each round the sums are compared, and of the
+rounds stand the medians, in brackets with the bounds between which the true median lies with a probability of 95 %:
 
 * step: CPU time of `schedule()` and `handle()` for a step, with auto by that without
 * token: the same for a token; where guesses come true a step does more, and brings more
-* drafts: the share of drafting and pricing in the time of the step
 
 By texts that repeat nothing, that repeat the prompt, and that seem to repeat something and do not (words drawn from
 few); by what rows cost: as on a CPU, where guesses do not pay in so many sequences, and as on a device that is never
@@ -18,14 +15,12 @@ full.
 import argparse
 import statistics
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial, wraps
 from math import comb
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 import tokenizers
 
@@ -44,6 +39,7 @@ from octavo.bench.parts.recorded_answers import (
 from octavo.bench.table import keep, table
 from octavo.runtime.models.directory import BUNDLED_MODEL, resolve_model
 from octavo.runtime.process.gc_tuning import collect_seldom
+from octavo.scheduler.core.config import Speculate
 
 _CONFIDENCE: Final = 0.95
 
@@ -75,13 +71,10 @@ class Interval:
 
 @dataclass(frozen=True)
 class Round:
-    """Holds what one round took without guesses, with them, and of the latter's clock: microseconds of drafting and
-    pricing, and of all."""
+    """Holds what one round took without guesses and with them."""
 
     off: Played
     auto: Played
-    drafts_us: float
-    watched_us: float
 
     @property
     def step(self) -> float:
@@ -90,10 +83,6 @@ class Round:
     @property
     def token(self) -> float:
         return self.step * self.off.tokens_a_step / self.auto.tokens_a_step
-
-    @property
-    def drafts(self) -> float:
-        return self.drafts_us / self.watched_us
 
 
 @dataclass(frozen=True)
@@ -109,57 +98,20 @@ class Share:
     spent: int
     step: Interval
     token: Interval
-    drafts: Interval
-
-
-class Watched(RecordedReplica):
-    """Has a clock around all that drafts and prices."""
-
-    def __init__(self, recordings: Sequence[Recording], curve: Curve) -> None:
-        super().__init__(recordings, "auto", curve)
-        self.nanoseconds = 0
-        speculation, prices = self.core.state.speculation, self.replica.prices
-        for owner, names in (
-            (speculation, ("serves", "spend", "take", "forget")),
-            (prices, ("answered", "answered_alone")),
-        ):
-            for name in names:
-                setattr(owner, name, self._clocked(getattr(owner, name)))
-
-    def _clocked(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(function)
-        def clocked(*args: Any, **kwargs: Any) -> Any:
-            began = time.thread_time_ns()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.nanoseconds += time.thread_time_ns() - began
-
-        return clocked
 
 
 def play_round(recorded: Sequence[Recording], curve: Curve, random: Random) -> Round:
-    """Plays the recordings through three schedulers in turns."""
-    watched = Watched(recorded, curve)
-    makers: list[Callable[[], RecordedReplica]] = [
-        partial(RecordedReplica, recorded, "off", curve),
-        partial(RecordedReplica, recorded, "auto", curve),
-        lambda: watched,
-    ]
-    played: list[list[PlayedStep]] = [[] for _ in makers]
-    drafts_us = [0.0]
-    left = {place: make().steps() for place, make in enumerate(makers)}
+    """Plays the recordings through both schedulers in turns."""
+    settings: list[Speculate] = ["off", "auto"]
+    played: list[list[PlayedStep]] = [[] for _ in settings]
+    left = {place: RecordedReplica(recorded, each, curve).steps() for place, each in enumerate(settings)}
     while left:
         for place in random.sample(sorted(left), len(left)):
-            before = watched.nanoseconds
             if (step := next(left[place], None)) is None:
                 del left[place]
-                continue
-            played[place].append(step)
-            if place == len(makers) - 1 and not step.computes_prompts:
-                drafts_us.append((watched.nanoseconds - before) / 1000)
-    off, auto, all_watched = map(Played.of, played)
-    return Round(off, auto, sum(drafts_us), all_watched.scheduler_us)
+            else:
+                played[place].append(step)
+    return Round(*map(Played.of, played))
 
 
 def measure(kind: str, curve: str, recorded: Sequence[Recording], rounds: int, random: Random) -> Share:
@@ -175,17 +127,16 @@ def measure(kind: str, curve: str, recorded: Sequence[Recording], rounds: int, r
         found[0].auto.spent,
         Interval.of([each.step for each in found]),
         Interval.of([each.token for each in found]),
-        Interval.of([each.drafts for each in found]),
     )
 
 
 def to_lines(shares: Sequence[Share]) -> Iterator[str]:
     """Yields the lines of a table."""
-    heads = "", "rows", "sequences", "off", "auto", "tokens/step", "guesses", "step", "token", "drafts"
+    heads = "", "rows", "sequences", "off", "auto", "tokens/step", "guesses", "step", "token"
     rows = [
         (
             *(share.kind, share.curve, str(share.num_sequences), f"{share.off_us:,.0f} us", f"{share.auto_us:,.0f} us"),
-            *(f"{share.tokens_a_step:.1f}", str(share.spent), str(share.step), str(share.token), str(share.drafts)),
+            *(f"{share.tokens_a_step:.1f}", str(share.spent), str(share.step), str(share.token)),
         )
         for share in shares
     ]
@@ -214,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         for curve in options.curves:
             shares.append(measure(kind, curve, recorded, options.rounds, random))
-            print(f"{kind}, {curve}: step {shares[-1].step}, drafts {shares[-1].drafts}", file=sys.stderr)
+            print(f"{kind}, {curve}: step {shares[-1].step}, token {shares[-1].token}", file=sys.stderr)
             keep(shares, options.json)
     print("\n".join(to_lines(shares)))
     return 0

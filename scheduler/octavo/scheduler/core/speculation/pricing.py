@@ -24,6 +24,8 @@ _FIRST_GAP_S = 0.001
 _KEPT_GAPS = 15
 # Steps whose times count.
 _KEPT_STEPS = 32
+# After so many of them it is looked anew whether guesses may pay: prices move slowly.
+_LOOKED_AFTER = 8
 # The tokens that the best guesses bring: of a few sequences, by rows; and of each sequence, by depth.
 _BEST_FEW = [(rows, rows * HIGHEST_CHANCE) for rows in (1, 2, 4, 8)]
 _BEST_MANY = [
@@ -86,6 +88,9 @@ class Prices:
         self._sequence_s = 0.0
         # Seconds that further rows have taken lately, and should have by the curve.
         self._further_s = self._expected_s = 0.0
+        # What `may_pay` was asked last, and has said; and the steps since.
+        self._asked: tuple[int, int] | None = None
+        self._said, self._steps_since = False, 0
 
     @property
     def is_known(self) -> bool:
@@ -106,7 +111,9 @@ class Prices:
         """Notes how long a step took that decoded so many sequences in so many rows, and computed nothing else."""
         if not self._rows or not num_decodes:
             return
-        by_curve, expected = self._by_curve(num_decodes), self.seconds(num_decodes)
+        self._steps_since += 1
+        by_curve = self._by_curve(num_decodes)
+        expected = by_curve + num_decodes * self._sequence_s
         took = _seconds_of(times)
         if num_rows == num_decodes:
             # One that took much longer was held up.
@@ -164,6 +171,12 @@ class Prices:
         all were as good as any are and waiting cost nothing."""
         if not self._rows or not num_decodes:
             return False
+        if self._asked != (num_decodes, other_rows) or self._steps_since >= _LOOKED_AFTER:
+            self._asked, self._steps_since = (num_decodes, other_rows), 0
+            self._said = self._can_pay(num_decodes, other_rows)
+        return self._said
+
+    def _can_pay(self, num_decodes: int, other_rows: int) -> bool:
         rows, plain_s = num_decodes + other_rows, self.seconds(num_decodes)
         factor, before_s = self.row_factor, self._by_curve(rows)
         # A second of further rows costs so many tokens, and the margin so many beside.
