@@ -189,7 +189,9 @@ def _look(track: _Track, generated: list[int]) -> None:
     """Goes on along the text that the sequence follows, through the tokens that have come since."""
     if len(generated) - track.seen > _MOST_UNSEEN:
         track.cursor = track.departed = None
+    if track.cursor is None and track.departed is None:
         track.seen = len(generated)
+        return
     for token in generated[track.seen :]:
         cursor = track.cursor
         if cursor is not None:
