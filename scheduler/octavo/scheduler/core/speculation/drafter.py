@@ -107,7 +107,7 @@ class Drafter:
     def forget(self, group: SequenceGroup) -> None:
         """Forgets a group that has ended; outputs that have come here from their first token on are kept for others of
         its tenant and salt."""
-        if (texts := self._groups.pop(group, None)) is not None:
+        if (texts := self._groups.pop(group, None)) is not None and self._unindexed:
             for text in texts.each():
                 self._unindexed.pop(text, None)
         # What came with a request that was submitted again may be from before a reset.
