@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,21 +35,30 @@ def test_the_command_prints_a_line_for_each_text_and_curve(capsys: pytest.Captur
 
 
 class Noted(RecordedReplica):
-    """Keeps the bytes of all plans."""
+    """Keeps the bytes of all plans, each with the number of steps that were under way when it was made."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.planned: list[tuple[int, bytes]] = []
+        super().__init__(*arguments)
 
     def schedule(self) -> list[Effect]:
+        num_under_way = len(self.replica.outstanding)
         effects = super().schedule()
-        self.planned: list[bytes] = [*getattr(self, "planned", []), *map(encode, plans(effects))]
+        self.planned += [(num_under_way, encode(plan)) for plan in plans(effects)]
         return effects
 
 
-@pytest.mark.parametrize("curve", CURVES)
-def test_what_repeats_nothing_is_planned_to_the_byte_as_without(curve: str) -> None:
-    """So a worker does the same for it: all that speculation may cost it is what the scheduler takes longer."""
+@pytest.mark.parametrize(("kind", "curve"), [("random", "cpu"), ("random", "flat"), ("words", "cpu")])
+def test_where_nothing_is_guessed_all_is_planned_to_the_byte_and_as_early_as_without(kind: str, curve: str) -> None:
+    """So a worker does the same: all that speculation costs is what the scheduler takes longer."""
+    words: dict[str, int] = {}
 
-    def planned(setting: Speculate) -> list[bytes]:
-        replica = Noted(recordings("random", 64, lambda text: [], answer=40), setting, CURVES[curve])
+    def planned(setting: Speculate) -> list[tuple[int, bytes]]:
+        recorded = recordings(kind, 64, lambda text: [words.setdefault(each, len(words)) for each in text.split()])
+        replica = Noted(recorded, setting, CURVES[curve])
         replica.play()
         return replica.planned
 
-    assert planned("auto") == planned("off")
+    without = planned("off")
+    assert planned("auto") == without
+    assert {num_under_way for num_under_way, _ in without} == {0, 1}
