@@ -7,6 +7,7 @@ import pytest
 
 from octavo.frontend.request.request import GenerationRequest
 from octavo.frontend.server import FrontendServer
+from octavo.frontend.stream.pacing import Turns
 from octavo.testbed.grpc_calls import collect, finished_of, ids_of, text_of
 from octavo.testbed.tiny_model import END_TOKEN_ID
 from octavo.testing.fakes.fake_scheduler import FakeScheduler
@@ -164,3 +165,37 @@ async def test_many_at_once_do_not_mix(scheduler: FakeScheduler, stub: Any) -> N
     scheduler.tokens_per_delta = 7
     alone = [await collect(stub.Generate(ask(prompt))) for prompt in prompts[:5]]
     assert [ids_of(r) for r in together[:5]] == [ids_of(r) for r in alone]
+
+
+async def test_a_call_that_is_cancelled_while_others_go_first_is_over(
+    scheduler: FakeScheduler, frontend: FrontendServer, stub: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = stub.Generate(ask())
+    waiting, others_first = asyncio.Event(), Turns.others_first
+
+    async def wait_for_others(turns: Turns) -> None:
+        waiting.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Turns, "others_first", wait_for_others)
+    await asyncio.wait_for(waiting.wait(), 60)
+    call.cancel()
+    await eventually(lambda: not frontend.generation.num_running and not scheduler.running)
+    monkeypatch.setattr(Turns, "others_first", others_first)
+    assert len(ids_of(await collect(stub.Generate(ask())))) == 20
+
+
+async def test_streams_that_share_turns_each_have_their_events_in_order(
+    scheduler: FakeScheduler, stub: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # However the scheduler's messages fall: all streams but the first of a turn find it shared.
+    others_first = Turns.others_first
+
+    async def share(turns: Turns) -> None:
+        turns.take_now()
+        await others_first(turns)
+
+    monkeypatch.setattr(Turns, "others_first", share)
+    for responses in await asyncio.gather(*(collect(stub.Generate(ask())) for _ in range(8))):
+        assert [response.event_offset for response in responses] == list(range(1, len(responses) + 1))
+        assert len(ids_of(responses)) == 20

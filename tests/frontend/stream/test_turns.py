@@ -101,6 +101,32 @@ async def test_what_has_gone_takes_no_room(turns: Turns) -> None:
     assert work.order == [*range(ALONE), 28, 29]
 
 
+async def test_what_shares_a_turn_is_all_done_before_any_of_it_but_the_first_is_written(turns: Turns) -> None:
+    done: list[str] = []
+
+    async def stream(number: int) -> None:
+        await turns.take()
+        done.append(f"work {number}")
+        await turns.others_first()
+        done.append(f"write {number}")
+
+    for _ in range(2):
+        done.clear()
+        await asyncio.gather(*map(stream, range(4)))
+        assert done == ["work 0", "write 0", "work 1", "work 2", "work 3", "write 1", "write 2", "write 3"]
+
+
+async def test_what_is_alone_in_its_turn_writes_at_once(turns: Turns) -> None:
+    for _ in range(3):
+        with pytest.raises(StopIteration):
+            turns.others_first().send(None)
+        assert turns.take_now()
+        with pytest.raises(StopIteration):
+            turns.others_first().send(None)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+
 @pytest.fixture
 def config(config: FrontendConfig) -> FrontendConfig:
     return dataclasses.replace(config, max_requests=1)

@@ -81,6 +81,11 @@ class AnswerReader:
         """Tells whether a call was found so far."""
         return self._parser.any_calls
 
+    @property
+    def is_plain(self) -> bool:
+        """Tells whether all text is content: no calls are looked for."""
+        return isinstance(self._parser, PlainParser)
+
     def take(self, reasoning: str, text: str) -> list[AnswerPart]:
         """Returns the parts that have become certain with a `TextDelta`, of which the two are given."""
         found: list[AnswerPart] = [ReasoningText(reasoning)] if reasoning else []

@@ -74,15 +74,12 @@ _END_OF_DELTA: Final = b"}}\n\n"
 
 
 class MessageStream:
-    """Turns the events of one generation into those of a stream, as bytes. `finish` is called after the last one.
+    """Turns the events of one generation into those of a stream, as bytes. `finish` is called after the last one."""
 
-    An answer that `has_calls` may call functions, which the `reader` finds.
-    """
-
-    def __init__(self, form: MessageFormat, reader: AnswerReader, scope: Scope, *, has_calls: bool) -> None:
-        self._has_calls = has_calls
+    def __init__(self, form: MessageFormat, reader: AnswerReader, scope: Scope) -> None:
         self._form = form
         self._reader = reader
+        self._is_plain = reader.is_plain
         self._scope = scope
         self._usage = UsageSum()
         self._cached = 0
@@ -95,7 +92,7 @@ class MessageStream:
         self._usage.note(0, event)
         match event:
             case TextDelta():
-                if event.reasoning or self._has_calls or self._block is None or self._block.kind != "text":
+                if event.reasoning or not self._is_plain or self._block is None or self._block.kind != "text":
                     return b"".join(self._grown(self._reader.take(event.reasoning, event.text)))
                 # The most of most answers, in which nothing is to be looked for.
                 return self._delta(event.text) if event.text else b""

@@ -70,7 +70,7 @@ async def messages(api: Api, request: Request) -> Response:
     events = generations(api, request, [asked], seconds("timeout", body.timeout))
     headers = unknown_fields_header(unknown)
     if body.stream:
-        answer = MessageStream(form, reader, request.scope, has_calls=bool(functions))
+        answer = MessageStream(form, reader, request.scope)
         written = stream(answer, events)
         return EventStream(written, ping_s=api.ping_s, headers=headers, on_error=answer.fail, ping=PING)
     message = await while_connected(request, whole(form, reader, events))

@@ -88,6 +88,7 @@ class GenerationService(services.GenerationServiceServicer):
                     await context.send_initial_metadata(self._initial_metadata(request_id, caller_of(context)))
                 with pace:
                     message = await written(emitted, shown, piece)
+                    await self._generation.others_first()
                     await context.write(pb.AttachResponse(event=message) if attaches else message)
 
     def _initial_metadata(self, request_id: str, caller: Caller) -> tuple[tuple[str, str], ...]:

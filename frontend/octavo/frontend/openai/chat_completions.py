@@ -143,14 +143,13 @@ class _Choice:
 
     def __init__(self, index: int, tokenizer: ModelTokenizer, body: ChatBody, tools: _Tools) -> None:
         self._index = index
-        self._finds_calls = tools.parser is not None
         self._reader = make_reader(
             tools.parser or NONE, tools.functions, is_forced=tools.is_forced, one_call=tools.one_call
         )
         self._shows_reasoning = body.include_reasoning is not False
         self._logprobs = ChatLogprobs(tokenizer, body.top_logprobs or 0) if body.logprobs else None
         self._shows_ids = bool(body.return_token_ids)
-        self._is_plain = not self._finds_calls and self._logprobs is None and not self._shows_ids
+        self._is_plain = self._reader.is_plain and self._logprobs is None and not self._shows_ids
         self._before = b'{"index":%d,"delta":{"content":' % index
 
     def begin(self, started: RequestStarted) -> bytes:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -18,16 +18,32 @@ from octavo.wire.requests import FinishReason
 _encode = msgspec.json.Encoder().encode
 # The name of an event, without what all have in common, and its fields.
 _Event = tuple[str, dict[str, Any]]
+_END: Final = b"\n\n"
+
+
+def _head(name: str) -> bytes:
+    """Returns what every event `name` begins with, up to its number."""
+    kind = f"response.{name}".encode()
+    return b'event: %b\ndata: {"type":"%b","sequence_number":' % (kind, kind)
 
 
 class _OpenItem(ABC):
-    """Holds the item of the output that text is being added to, at the index `place`."""
+    """Holds the item of the output that text is being added to, at the index `place`. `NAME` is what the events of the
+    text are called."""
+
+    NAME: ClassVar[str]
+    # What says, in the events of further text, where that belongs, besides the item; and what they have behind it.
+    TEXT_PLACE: ClassVar[Mapping[str, Any]] = {}
+    BEHIND_TEXT: ClassVar[bytes] = b"}"
 
     def __init__(self, item: dict[str, Any], place: int) -> None:
         """`item` has the fields that do not change."""
         self.item = item
         self._texts: list[str] = []
-        self._at = {"item_id": item["id"], "output_index": place}
+        self._at = {"item_id": item["id"], "output_index": place, **self.TEXT_PLACE}
+        # Nearly all events are of further text: what they have in common is encoded once.
+        self._head = _head(f"{self.NAME}.delta")
+        self._before = b',%b,"delta":' % _encode(self._at)[1:-1]
 
     @property
     def text(self) -> str:
@@ -37,10 +53,10 @@ class _OpenItem(ABC):
         """Yields the events of the item's beginning."""
         yield "output_item.added", {"output_index": self._at["output_index"], "item": self.begun()}
 
-    def grown(self, text: str) -> Iterator[_Event]:
-        """Adds `text`, and yields the event of it."""
+    def grown(self, text: str, number: int) -> bytes:
+        """Adds `text`, and returns the event of it, which has that `number`."""
         self._texts.append(text)
-        yield self.delta(text)
+        return self._head + b"%d" % number + self._before + _encode(text) + self.BEHIND_TEXT + _END
 
     def closed(self, status: str) -> Iterator[_Event]:
         """Yields the events of the item's end."""
@@ -50,10 +66,6 @@ class _OpenItem(ABC):
     @abstractmethod
     def begun(self) -> dict[str, Any]:
         """Returns the item without text."""
-
-    @abstractmethod
-    def delta(self, text: str) -> _Event:
-        """Returns the event of further text."""
 
     @abstractmethod
     def done(self) -> Iterator[_Event]:
@@ -67,7 +79,7 @@ class _OpenItem(ABC):
 class _OpenParts(_OpenItem):
     """Holds an item whose text is a part of its content."""
 
-    EVENT: ClassVar[str]
+    TEXT_PLACE: ClassVar[Mapping[str, Any]] = {"content_index": 0}
 
     @abstractmethod
     def part(self) -> dict[str, Any]:
@@ -75,32 +87,25 @@ class _OpenParts(_OpenItem):
 
     def opened(self) -> Iterator[_Event]:
         yield from super().opened()
-        yield "content_part.added", {**self._at, "content_index": 0, "part": self.part()}
+        yield "content_part.added", {**self._at, "part": self.part()}
 
     def begun(self) -> dict[str, Any]:
         return {**self.item, "status": "in_progress", "content": []}
 
-    def delta(self, text: str) -> _Event:
-        return f"{self.EVENT}.delta", {**self._at, "content_index": 0, "delta": text}
-
     def done(self) -> Iterator[_Event]:
-        place = {**self._at, "content_index": 0}
-        yield f"{self.EVENT}.done", {**place, "text": self.text}
-        yield "content_part.done", {**place, "part": self.part()}
+        yield f"{self.NAME}.done", {**self._at, "text": self.text}
+        yield "content_part.done", {**self._at, "part": self.part()}
 
     def whole(self, status: str) -> dict[str, Any]:
         return {**self.item, "status": status, "content": [self.part()]}
 
 
 class _OpenMessage(_OpenParts):
-    EVENT = "output_text"
+    NAME = "output_text"
+    BEHIND_TEXT = b',"logprobs":[]}'
 
     def part(self) -> dict[str, Any]:
         return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}
-
-    def delta(self, text: str) -> _Event:
-        name, fields = super().delta(text)
-        return name, {**fields, "logprobs": []}
 
     def done(self) -> Iterator[_Event]:
         for name, fields in super().done():
@@ -108,22 +113,20 @@ class _OpenMessage(_OpenParts):
 
 
 class _OpenReasoning(_OpenParts):
-    EVENT = "reasoning_text"
+    NAME = "reasoning_text"
 
     def part(self) -> dict[str, Any]:
         return {"type": "reasoning_text", "text": self.text}
 
 
 class _OpenCall(_OpenItem):
+    NAME = "function_call_arguments"
+
     def begun(self) -> dict[str, Any]:
         return {**self.item, "arguments": "", "status": "in_progress"}
 
-    def delta(self, text: str) -> _Event:
-        return "function_call_arguments.delta", {**self._at, "delta": text}
-
     def done(self) -> Iterator[_Event]:
-        fields = {**self._at, "name": self.item["name"], "arguments": self.text}
-        yield "function_call_arguments.done", fields
+        yield f"{self.NAME}.done", {**self._at, "name": self.item["name"], "arguments": self.text}
 
     def whole(self, status: str) -> dict[str, Any]:
         return {**self.item, "arguments": self.text, "status": status}
@@ -142,6 +145,7 @@ class ResponseAnswer:
         self.response: dict[str, Any] = {**response, "status": "in_progress", "output": [], "usage": None}
         self._output: list[dict[str, Any]] = self.response["output"]
         self._reader = reader
+        self._is_plain = reader.is_plain
         # Namespaces of functions, by the names of the functions.
         self._namespaces = namespaces or {}
         self._open: _OpenItem | None = None
@@ -152,14 +156,17 @@ class ResponseAnswer:
         """Takes in the next event of the generation; `finish` is called after the last one."""
         self._usage.note(0, event)
         match event:
+            case TextDelta():
+                if event.reasoning or not self._is_plain or not isinstance(self._open, _OpenMessage):
+                    return b"".join(self._grown(self._reader.take(event.reasoning, event.text)))
+                # The most of most answers, in which nothing is to be looked for.
+                return self._further(event.text) if event.text else b""
             case RequestStarted():
                 created = b"" if self._number else self._lifecycle("created")
                 self.response["status"] = "in_progress"
                 return created + self._lifecycle("in_progress")
-            case TextDelta():
-                return self._written(self._grown(self._reader.take(event.reasoning, event.text)))
             case SequenceFinished():
-                return self._written(self._ended(event))
+                return b"".join(self._ended(event))
             case RequestNotice():
                 return comment(event.kind.name.lower())
         return b""
@@ -192,7 +199,7 @@ class ResponseAnswer:
 
     def cancel(self) -> bytes:
         """Returns the last events of a response that was cancelled, which keeps what there is of its answer."""
-        ended = self._written(self._close("incomplete"))
+        ended = b"".join(self._close("incomplete"))
         self.response["status"] = "cancelled"
         return ended + self._lifecycle("cancelled")
 
@@ -206,7 +213,7 @@ class ResponseAnswer:
         code = "rate_limit_exceeded" if isinstance(error, Overloaded) else "server_error"
         self.response |= {"status": "failed", "error": {"code": code, "message": error_object(error)["message"]}}
 
-    def _grown(self, parts: Iterable[AnswerPart]) -> Iterator[_Event]:
+    def _grown(self, parts: Iterable[AnswerPart]) -> Iterator[bytes]:
         for part in parts:
             match part:
                 case ContentText():
@@ -218,9 +225,9 @@ class ResponseAnswer:
                         yield from self._close("completed")
                         yield from self._begin(_OpenCall(self._call(part), len(self._output)))
                     if part.arguments and self._open:
-                        yield from self._open.grown(part.arguments)
+                        yield self._further(part.arguments)
 
-    def _ended(self, finished: SequenceFinished) -> Iterator[_Event]:
+    def _ended(self, finished: SequenceFinished) -> Iterator[bytes]:
         yield from self._grown(self._reader.finish())
         status = "completed" if finished.reason is FinishReason.STOP else "incomplete"
         if not self._output and self._open is None:
@@ -232,20 +239,25 @@ class ResponseAnswer:
         else:
             self.response["completed_at"] = unix_time()
 
-    def _add(self, kind: type[_OpenParts], text: str) -> Iterator[_Event]:
+    def _add(self, kind: type[_OpenParts], text: str) -> Iterator[bytes]:
         if not isinstance(self._open, kind):
             yield from self._close("completed")
             yield from self._begin(self._message() if kind is _OpenMessage else self._reasoning())
+        yield self._further(text)
+
+    def _further(self, text: str) -> bytes:
+        """Adds `text` to the open item, and returns the event of it."""
         assert self._open
-        yield from self._open.grown(text)
+        self._number += 1
+        return self._open.grown(text, self._number - 1)
 
-    def _begin(self, item: _OpenItem) -> Iterator[_Event]:
+    def _begin(self, item: _OpenItem) -> Iterator[bytes]:
         self._open = item
-        return item.opened()
+        return self._written(item.opened())
 
-    def _close(self, status: str) -> Iterator[_Event]:
+    def _close(self, status: str) -> Iterator[bytes]:
         if self._open is not None:
-            yield from self._open.closed(status)
+            yield from self._written(self._open.closed(status))
             self._output.append(self._open.whole(status))
             self._open = None
 
@@ -268,8 +280,8 @@ class ResponseAnswer:
     def _lifecycle(self, name: str) -> bytes:
         return self._event(name, {"response": self.response})
 
-    def _written(self, events: Iterable[_Event]) -> bytes:
-        return b"".join(self._event(name, fields) for name, fields in events)
+    def _written(self, events: Iterable[_Event]) -> Iterator[bytes]:
+        return (self._event(name, fields) for name, fields in events)
 
     def _event(self, name: str, fields: dict[str, Any]) -> bytes:
         self._number += 1
@@ -277,7 +289,5 @@ class ResponseAnswer:
 
 
 def event_of(name: str, number: int, fields: dict[str, Any]) -> bytes:
-    """Returns the event `name`, the one with that `number` in the stream of its response."""
-    kind = f"response.{name}"
-    payload = _encode({"type": kind, "sequence_number": number, **fields})
-    return b"event: %b\ndata: %b\n\n" % (kind.encode(), payload)
+    """Returns the event `name` with `fields`, one at least; it has that `number` in the stream of its response."""
+    return _head(name) + b"%d,%b" % (number, _encode(fields)[1:]) + _END

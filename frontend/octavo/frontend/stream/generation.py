@@ -199,6 +199,10 @@ class Generation:
         self._turns.call_came()
         self.beginnings.call_came()
 
+    async def others_first(self) -> None:
+        """Lets other streams that have news take it before this one writes its own: see `Turns.others_first`."""
+        await self._turns.others_first()
+
     def check_room(self) -> None:
         """Raises `Overloaded`, and counts a request that was refused, if there is no room for any request at all."""
         try:

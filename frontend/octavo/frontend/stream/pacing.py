@@ -65,6 +65,15 @@ class Turns:
         self._waiting.append(future)
         await future
 
+    async def others_first(self) -> None:
+        """Lets the other work of this turn of the event loop go on first, if there is any.
+
+        What all of it writes leaves together then: where work and writes alternate, the thread that hears of each write
+        falls asleep and is woken in between, which costs as much as the work.
+        """
+        if self._is_counting and self._taken > 1:
+            await asyncio.sleep(0)
+
     @classmethod
     def of_beginnings(cls) -> "Turns":
         """Makes the turns for requests that are read, checked and prepared."""

@@ -67,6 +67,7 @@ class VllmEngine(services.VllmEngineServicer):  # type: ignore[misc]
                 async for _, event in events:
                     async for response in responses.written(event):
                         with pace:
+                            await self._generation.others_first()
                             await context.write(response)
 
     async def Abort(self, request: Any, context: Context) -> Any:
