@@ -227,7 +227,7 @@ class ModelRunner:
         """Lays the draft model's keys and values out in the model's blocks, and compiles it where it can be."""
         dtype, quantized = _torch_dtype(settings, self._device, directory), has_quantized_integers(directory)
         cache_dtype = _cache_dtype("auto", dtype, self._device, quantized=quantized)
-        placed = DraftLayout.of(model.config, self.kv_groups, self.block_size, cache_dtype)
+        placed = DraftLayout.of(model.config, self.kv_groups, self.block_size, cache_dtype, self._settings.kv_layout)
         choice = choose_attention(placed.layout.cache_shape, self._device, dtype)
         return LoadedDraft(compiled(model, choice.attention), choice, placed)
 
@@ -242,8 +242,8 @@ class ModelRunner:
 
     def _attend_over(self, model: Decoder, cache_dtype: torch.dtype) -> AttentionChoice:
         """Lays out a cache of `cache_dtype` for `model`; returns the attention that it takes."""
-        self._layout = KVLayout.of(model.config, self.block_size, cache_dtype)
         settings = self._settings
+        self._layout = KVLayout.of(model.config, self.block_size, cache_dtype, settings.kv_layout)
         try:
             return choose_attention(
                 self._layout.cache_shape,
