@@ -74,10 +74,7 @@ class TritonStep:
     @classmethod
     def of(cls, batch: GroupBatch, block_size: int, device: torch.device) -> "TritonStep":
         """Raises `ValueError` on lengths that do not fit the tables, and if a block that is to be read is missing."""
-        check_lengths(batch.block_tables, batch.context_lens, batch.query_lens, block_size)
-        check_window(batch.window)
-        lengths = torch.tensor((batch.context_lens, batch.query_lens), dtype=torch.int32).view(2, -1)
-        check_block_ids(_lowest_block(batch, lengths, block_size))
+        lengths = check_batch(batch, block_size)
         num_decodes = _leading_ones(lengths[1])
         return cls(
             slot_mapping=batch.slot_mapping.to(device),
@@ -92,6 +89,16 @@ class TritonStep:
             window=batch.window,
             prompts=PromptLengths(batch.query_lens[num_decodes:], batch.context_lens[num_decodes:]),
         )
+
+
+def check_batch(batch: GroupBatch, block_size: int) -> Tensor:
+    """Returns the contexts and the queries of `batch`, [2, sequences] int32. Raises `ValueError` on lengths that do not
+    fit the tables, and if a block that is to be read is missing."""
+    check_lengths(batch.block_tables, batch.context_lens, batch.query_lens, block_size)
+    check_window(batch.window)
+    lengths = torch.tensor((batch.context_lens, batch.query_lens), dtype=torch.int32).view(2, -1)
+    check_block_ids(_lowest_block(batch, lengths, block_size))
+    return lengths
 
 
 def _lowest_block(batch: GroupBatch, lengths: Tensor, block_size: int) -> int:
