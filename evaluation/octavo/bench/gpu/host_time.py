@@ -112,7 +112,7 @@ def _executor(max_batch: int, num_layers: int) -> "Iterator[GpuExecutor]":
 
 
 def _no_product(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return torch.empty((len(inputs), len(weight)), dtype=inputs.dtype)
+    return torch.empty((inputs.shape[0], weight.shape[0]), dtype=inputs.dtype)
 
 
 def _items(num_sequences: int, chunk: int) -> "list[WorkItem]":

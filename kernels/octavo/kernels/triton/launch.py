@@ -43,7 +43,8 @@ class TritonStep:
     or with 0 all that are not of decodes: a captured step has places for more decodes than there are, and padding
     behind all.
 
-    `work` keeps the lists of the step's work: its first layer makes them, the others read them.
+    `work` keeps the lists of the step's work, and `shares` the sequences of each configuration, by all that decides
+    them: the first layer makes both, the others read them.
     """
 
     slot_mapping: Tensor
@@ -61,10 +62,13 @@ class TritonStep:
     work: dict[tuple["SequenceRange", int, int, int], WorkList] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+    shares: dict[tuple[object, ...], tuple["SequenceRange", ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def num_sequences(self) -> int:
-        return len(self.table_rows)
+        return self.table_rows.shape[0]
 
     def most_seen(self, num_queries: int) -> int:
         """Returns the most keys that so many queries of one sequence see, one after the other."""
