@@ -23,9 +23,12 @@ from octavo.worker.gpu import captured_model
 from octavo.worker.gpu.captured_model import CapturedModel
 from octavo.worker.gpu.graphs import GraphReplay, Outputs, StepGraphs
 from octavo.worker.models import linear
+from octavo.worker.models.decoder import Decoder
 from octavo.worker.models.linear import LinearKind
 from octavo.worker.sequences import WorkItem
 from octavo.worker.step.batch import build_batch
+from octavo.worker.step.forward import Paging
+from octavo.worker.step.kv_cache import KVCache
 
 LAYERS = 2
 CONFIG = Qwen3Config(
@@ -74,11 +77,17 @@ class Captures:
 
             def _sums_of(self, size: int) -> int:
                 """What is captured is not carried out, and waits for no other rank."""
-                sums: list[Tensor] = []
+                num_sums = 0
+
+                def counted(tensor: Tensor) -> Tensor:
+                    nonlocal num_sums
+                    num_sums += 1
+                    return tensor
+
                 with pytest.MonkeyPatch.context() as patch:
-                    patch.setattr(group, "all_reduce", lambda tensor: sums.append(tensor) or tensor)
+                    patch.setattr(group, "all_reduce", counted)
                     self._compute(size)
-                return len(sums)
+                return num_sums
 
         return Graphs
 
@@ -97,10 +106,10 @@ def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def runner_of(directory: Path, captures: Captures, patch: pytest.MonkeyPatch, group: ThreadGroup) -> RankRunner:
-    def make(*arguments: Any) -> CapturedModel:
+    def make(model: Decoder, cache: KVCache, paging: Paging) -> CapturedModel:
         # No other rank runs before this one waits in its first step.
         patch.setattr(captured_model, "StepGraphs", captures.of(group))
-        return CapturedModel(*arguments, group=group, max_batch=MAX_BATCH)
+        return CapturedModel(model, cache, paging, group, MAX_BATCH)
 
     return RankRunner(directory, group, make_attention=TritonAttention, make_paged=make)
 
@@ -182,7 +191,8 @@ def test_only_the_wanted_rows_come_back_in_their_order(directory: Path, monkeypa
         items = [WorkItem(watched, 0, 1, ()), WorkItem(choosing, 0, 1, (choosing,))]
         batch = build_batch(items, 2, 16, torch.device("cpu"))
         assert batch.logit_rows.rows == [1, 0]
-        return runner.paged.forward(batch, runner.paged.step(batch)).clone()
+        found: Tensor = runner.paged.forward(batch, runner.paged.step(batch)).clone()
+        return found
 
     plain = partial(RankRunner, directory, make_attention=TritonAttention)
     captured = partial(runner_of, directory, Captures(failing=(2, 0)), monkeypatch)

@@ -244,9 +244,9 @@ def _layer_caches(
     """
     places = [blocks[:, place] for blocks in pools for place in range(blocks.shape[1])]
     caches = {
-        layer: LayerCache(index, *keys_and_values.unbind(1), *(scales[layer] if scales else ()))
+        layer: LayerCache(index, place[:, 0], place[:, 1], *(scales[layer] if scales else ()))
         for index, group in enumerate(layout.groups)
-        for layer, keys_and_values in zip(group.layers, places, strict=False)
+        for layer, place in zip(group.layers, places, strict=False)
     }
     return [caches[layer] for layer in range(len(caches))]
 
