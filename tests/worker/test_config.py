@@ -12,7 +12,7 @@ from octavo.runtime.transport.curve_keys import ClientKeys
 from octavo.runtime.transport.endpoints import EndpointError
 from octavo.worker.config import WorkerConfig, default_worker_id
 from octavo.worker.fake.faults import parse_faults
-from octavo.worker.model_settings import ConfigError, ModelSettings, parse_windows
+from octavo.worker.model_settings import ConfigError, ModelSettings, parse_kv_layout, parse_windows
 
 
 def configure(**changes: Any) -> WorkerConfig:
@@ -73,6 +73,8 @@ def configure(**changes: Any) -> WorkerConfig:
         ({"device": "cuda", "quantization": "q8_0"}, "q8_0 is for --device cpu; on cuda it takes q4_0, q4_1"),
         ({"device": "fake", "quantization": "q4_0"}, "--quantization q4_0 is for cpu and cuda; drop it on fake"),
         ({"device": "cpu", "attention_backend": "triton"}, "--attention-backend triton is for --device cuda; drop it"),
+        ({"kv_layout": -1}, "kv_layout is -1; it must be at least 0"),
+        ({"device": "fake", "kv_layout": 1}, "no layers that could lie apart; drop --kv-layout"),
         ({"fake_step_ms": 1.0}, "mean nothing on cpu"),
         ({"fake_windows": (0, 64)}, "mean nothing on cpu"),
         ({"fake_faults": parse_faults("die=5")}, "mean nothing on cpu"),
@@ -85,6 +87,17 @@ def configure(**changes: Any) -> WorkerConfig:
 def test_a_setting_that_cannot_be_meant_is_refused(changes: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         configure(**changes)
+
+
+@pytest.mark.parametrize(("text", "layers"), [("all", 0), ("1", 1), ("12", 12)])
+def test_a_layout_is_all_layers_together_or_a_number_of_them(text: str, layers: int) -> None:
+    assert parse_kv_layout(text) == layers
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "some", "2,2"])
+def test_what_is_no_layout_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="no layout of KV blocks; write all, or a number of layers"):
+        parse_kv_layout(text)
 
 
 def test_an_address_beyond_this_machine_needs_the_flag() -> None:

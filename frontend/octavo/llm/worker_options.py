@@ -20,6 +20,7 @@ class WorkerOptions:
     numerics: str | None = None
     pooling: str | None = None
     block_size: int | None = None
+    kv_layout: int | str | None = None
     kv_cache_memory: int | str | None = None
     num_blocks: int | None = None
     swap_memory: int | str | None = None

@@ -184,8 +184,27 @@ def test_swapped_blocks_come_back(plain: ModelRunner, runner: ModelRunner) -> No
     assert finish(runner, [first, second], NUM_TOKENS) == expected
 
 
-def moves(*, swap_out: dict[int, int] | None = None, swap_in: dict[int, int] | None = None) -> BlockMoves:
-    return BlockMoves(*([BlockMove(*pair) for pair in (each or {}).items()] for each in (swap_out, swap_in)))
+def moves(**pairs: dict[int, int]) -> BlockMoves:
+    """Moves by their kind, `swap_out`, `swap_in` or `copy`: targets by their sources."""
+    return BlockMoves(**{kind: [BlockMove(*pair) for pair in some.items()] for kind, some in pairs.items()})
+
+
+def test_layers_that_lie_apart_give_the_same_tokens_and_come_back_from_a_swap(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, plain: ModelRunner
+) -> None:
+    expected = generate(plain, PROMPTS[:2], NUM_TOKENS)
+    runner = gpu_runner(tiny, monkeypatch, num_blocks=32, num_cpu_blocks=16, kv_layout=1)
+    sequences = new_sequences(runner, PROMPTS[:2], NUM_TOKENS)
+    run_step(runner, sequences, 2048)
+    held = [block for each in sequences for table in each.block_tables for block in table if block >= 0]
+    places = {block: place for place, block in enumerate(held)}
+    run_items(runner, [], moves(swap_out=places, copy={held[0]: 31}))
+    with torch.inference_mode():
+        runner._kv_cache.clear(torch.tensor(held, device=runner._device))
+    run_items(runner, [], moves(swap_in={place: block for block, place in places.items()}))
+    for layer in runner._kv_cache.layers:
+        assert torch.equal(layer.keys[held[0]], layer.keys[31])
+    assert finish(runner, sequences, NUM_TOKENS) == expected
 
 
 def test_a_step_of_moves_alone_moves_and_answers_nothing(runner: ModelRunner) -> None:

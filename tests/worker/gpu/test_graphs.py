@@ -63,6 +63,7 @@ class _FakeCuda:
         self.made: list[object] = []
         self.used: list[object] = []
         self.pools: list[object] = []
+        self.error_modes: list[str] = []
         for name in ("get_sync_debug_mode", "set_sync_debug_mode", "current_stream", "set_stream", "stream", "graph"):
             patch.setattr(torch.cuda, name, getattr(self, name))
         patch.setattr(torch.cuda, "Stream", self.new_stream)
@@ -110,9 +111,12 @@ class _FakeCuda:
         self.current = before
 
     @contextmanager
-    def graph(self, graph: object, pool: object = None, stream: object = None) -> Iterator[None]:
+    def graph(
+        self, graph: object, pool: object = None, stream: object = None, capture_error_mode: str = "global"
+    ) -> Iterator[None]:
         """One that cannot be ended leaves its stream current; an empty one is warned of."""
         self.pools.append(pool)
+        self.error_modes.append(capture_error_mode)
         self.current = stream or self.new_stream("another")
         self.used.append(self.current)
         before = self.current
@@ -170,6 +174,13 @@ def test_all_sizes_are_captured_on_one_stream(cuda: _FakeCuda) -> None:
     graphs.replay(4)
     assert len(cuda.made) == 1
     assert set(cuda.used) == set(cuda.made)
+
+
+def test_threads_that_ask_a_watched_device_end_no_capture(cuda: _FakeCuda) -> None:
+    for is_watched in (False, True):
+        place = CapturePlace(torch.device("cpu"), is_watched=is_watched)
+        StepGraphs(lambda size: (torch.ones(size, 2),), [2], place, captured=True).capture(2)
+    assert cuda.error_modes == ["global", "thread_local"]
 
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -15,8 +15,8 @@ from octavo.worker.gpu.swap import Pairs, copy_blocks, pinned_zeros, runs, swap_
 from octavo.worker.step.block_mover import block_mover
 
 
-def random_pool(num_blocks: int, seed: int = 0) -> Tensor:
-    return torch.randn((num_blocks, 2, 2, 4, 2, 8), generator=torch.Generator().manual_seed(seed))
+def random_pool(num_blocks: int, seed: int = 0, layers: int = 2) -> Tensor:
+    return torch.randn((num_blocks, layers, 2, 4, 2, 8), generator=torch.Generator().manual_seed(seed))
 
 
 @st.composite
@@ -37,14 +37,16 @@ def test_neighbours_in_both_pools_make_one_run_in_whatever_order_they_come() -> 
 
 
 @pytest.mark.parametrize("copy_engine", [True, False])
-def test_swaps_are_those_of_the_reference(copy_engine: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, ours = random_pool(8), random_pool(6, seed=1)
-    monkeypatch.setattr(swap, "_COPY_ENGINE_BYTES", source[0].nbytes + (not copy_engine))
-    theirs = ours.clone()
+def test_swaps_are_those_of_the_reference_in_every_pool(copy_engine: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = [random_pool(8), random_pool(8, seed=1, layers=1)]
+    ours = [random_pool(6, seed=2), random_pool(6, seed=3, layers=1)]
+    monkeypatch.setattr(swap, "_COPY_ENGINE_BYTES", sources[0][0].nbytes + (not copy_engine))
+    theirs = [pool.clone() for pool in ours]
     pairs = [(3, 1), (4, 2), (0, 5), (4, 0)]
-    swap_blocks(source, ours, pairs)
-    reference.move_blocks(source, theirs, pairs)
-    assert torch.equal(ours, theirs)
+    swap_blocks(sources, ours, pairs)
+    for source, our, their in zip(sources, ours, theirs, strict=True):
+        reference.move_blocks(source, their, pairs)
+        assert torch.equal(our, their)
 
 
 @pytest.mark.parametrize(
@@ -58,11 +60,12 @@ def test_swaps_are_those_of_the_reference(copy_engine: bool, monkeypatch: pytest
     ids=["apart", "a ring", "a chain", "itself"],
 )
 def test_copies_are_those_of_the_reference_even_where_blocks_are_read_and_written(pairs: Pairs) -> None:
-    ours = random_pool(6)
-    theirs = ours.clone()
+    ours = [random_pool(6), random_pool(6, seed=1, layers=1)]
+    theirs = [pool.clone() for pool in ours]
     copy_blocks(ours, pairs)
-    reference.move_blocks(theirs, theirs, pairs)
-    assert torch.equal(ours, theirs)
+    for our, their in zip(ours, theirs, strict=True):
+        reference.move_blocks(their, their, pairs)
+        assert torch.equal(our, their)
 
 
 @pytest.mark.gpu
@@ -73,7 +76,7 @@ def test_blocks_go_to_pinned_memory_and_come_back_beside_other_work(block_bytes:
     blocks, cpu_blocks = torch.randn(shape, device="cuda"), pinned_zeros(shape, torch.float32)
     assert cpu_blocks.is_pinned()
     expected = blocks.clone()
-    mover, rng = block_mover(blocks, cpu_blocks), random.Random(0)
+    mover, rng = block_mover([blocks], [cpu_blocks]), random.Random(0)
     there = rng.sample(range(32), 32)
     for _ in range(20):
         mover.move(BlockMoves(swap_out=[BlockMove(block, there[block]) for block in range(32)]))

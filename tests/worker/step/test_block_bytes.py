@@ -43,9 +43,10 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return directory
 
 
-def runner_of(directory: Path, cache: str = "float32", draft: Path | None = None) -> ModelRunner:
+def runner_of(directory: Path, cache: str = "float32", draft: Path | None = None, kv_layout: int = 0) -> ModelRunner:
     loaded()
     options: dict[str, Any] = {"num_blocks": 64, "num_cpu_blocks": 32, "threads": 1, "block_size": 16}
+    options["kv_layout"] = kv_layout
     if draft is None:
         return fp32_runner(directory, kv_cache_dtype=cache, **options)
     return ModelRunner(directory, ModelSettings(dtype="float32", **options), draft_directory=draft)
@@ -76,11 +77,15 @@ def logprobs_of_next(
     return output.sampled, sequence
 
 
-@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize(
+    ("cache", "layouts"),
+    [("float32", (0, 0)), ("float32", (0, 1)), ("float32", (3, 0)), ("bfloat16", (0, 0)), ("int8", (1, 0))],
+)
 def test_a_new_runner_goes_on_from_blocks_that_another_left_on_a_disk_with_the_same_bits(
-    directory: Path, tmp_path: Path, cache: str
+    directory: Path, tmp_path: Path, cache: str, layouts: tuple[int, int]
 ) -> None:
-    first = runner_of(directory, cache)
+    """Whatever layers lie together in the memory of either."""
+    first = runner_of(directory, cache, kv_layout=layouts[0])
     wanted, sequence = logprobs_of_next(first)
     names = {}
     with KVStore(tmp_path / "kv", 1 << 30, first.kv_identity) as store:
@@ -90,7 +95,7 @@ def test_a_new_runner_goes_on_from_blocks_that_another_left_on_a_disk_with_the_s
                 names[group, place] = bytes([group, place]) * 16
                 assert store.write(names[group, place], payload)
         assert store.flush(60)
-    second = runner_of(directory, cache)
+    second = runner_of(directory, cache, kv_layout=layouts[1])
     assert second.kv_identity == first.kv_identity
     with KVStore(tmp_path / "kv", 1 << 30, second.kv_identity) as store:
         buffers = [bytearray(second.kv_identity.block_bytes) for _ in names]
@@ -116,14 +121,47 @@ def test_other_blocks_would_give_other_bits(directory: Path) -> None:
     assert logprobs_of_next(runner, 32, swapped)[0] != wanted
 
 
-def test_a_draft_models_keys_and_values_are_in_the_block(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cache", CACHES)
+def test_layers_that_lie_apart_give_the_same_tokens_blocks_swaps_and_copies(directory: Path, cache: str) -> None:
+    whole, apart = (runner_of(directory, cache, kv_layout=kv_layout) for kv_layout in (0, 1))
+    outputs = []
+    for runner in (whole, apart):
+        sampled, sequence = logprobs_of_next(runner)
+        tables = sequence.block_tables
+        first, second, third = sorted(set(range(runner.num_blocks)) - {block for table in tables for block in table})[
+            :3
+        ]
+        out = [BlockMove(block, place) for place, block in enumerate(tables[0][:2])]
+        run_items(runner, [], BlockMoves(swap_out=out, copy=[BlockMove(tables[-1][2], first)]))
+        run_items(runner, [], BlockMoves(swap_in=[BlockMove(0, third), BlockMove(1, second)]))
+        in_cpu, copies = (
+            runner.peek_blocks([0, 1], in_cpu=True),
+            runner.peek_blocks([first, second, third], in_cpu=False),
+        )
+        assert in_cpu is not None
+        assert copies is not None
+        assert [bytes(each) for each in copies] == payloads(runner, [tables[-1][2], tables[0][1], tables[0][0]])
+        outputs.append((sampled, tables, [bytes(each) for each in in_cpu], payloads(runner, [first, second, third])))
+    assert outputs[0] == outputs[1]
+    assert None not in outputs[0][-1]
+    kept: dict[tuple[int, int], Payload] = {
+        (group, place): bytearray(payload or b"")
+        for group, table in enumerate(outputs[0][1])
+        for place, payload in enumerate(payloads(whole, table[:2]))
+    }
+    # Another worker's blocks, moved here.
+    assert logprobs_of_next(apart, 32, kept)[0] == outputs[0][0]
+
+
+@pytest.mark.parametrize("kv_layout", [0, 2])
+def test_a_draft_models_keys_and_values_are_in_the_block(tmp_path: Path, kv_layout: int) -> None:
     for name, num_layers in (("main", 4), ("draft", 1)):
         write_byte_model(tmp_path / name, 256)
         write_tiny_model(
             tmp_path / name, LlamaConfig(**SIZES | {"vocab_size": VOCAB_SIZE, "num_hidden_layers": num_layers})
         )
     plain = runner_of(tmp_path / "main")
-    runner = runner_of(tmp_path / "main", draft=tmp_path / "draft")
+    runner = runner_of(tmp_path / "main", draft=tmp_path / "draft", kv_layout=kv_layout)
     # And how many tokens of a block the draft model has followed.
     assert runner.kv_identity.block_bytes == plain.kv_identity.block_bytes * 5 // 4 + 2
     assert runner.kv_identity.model != plain.kv_identity.model
@@ -144,11 +182,12 @@ def test_a_draft_models_keys_and_values_are_in_the_block(tmp_path: Path) -> None
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("part", ["keys", "values"])
 def test_a_block_that_is_not_finite_does_not_leave(directory: Path, cache: str, bad: float, part: str) -> None:
-    runner = runner_of(directory, cache)
+    # What is bad lies in the last of several pools, or in the only one.
+    runner = runner_of(directory, cache, kv_layout=1 if part == "keys" else 0)
     _, sequence = logprobs_of_next(runner)
     good, spoiled = sequence.block_tables[-1][:2]
     assert None not in payloads(runner, [good, spoiled])
-    block = runner._kv_cache._blocks[spoiled, -1, 0 if part == "keys" else 1]
+    block = runner._kv_cache._blocks[-1][spoiled, -1, 0 if part == "keys" else 1]
     with torch.inference_mode():
         if cache == "int8":
             # The last token's scale of the last head.

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from octavo.kernels import reference
 from octavo.wire.steps import BlockMove, BlockMoves
+from octavo.worker.gpu.swap import Pairs, Pools
 from octavo.worker.step.block_mover import BlockMover, block_mover
 
 NUM_BLOCKS, NUM_CPU_BLOCKS = 6, 4
-Pairs = list[tuple[int, int]]
 Moves = Sequence[tuple[int, int]]
 Place = tuple[str, int]
 
@@ -104,15 +104,16 @@ class Scene:
         self.expected_blocks, self.expected_cpu_blocks = self.blocks.clone(), self.cpu_blocks.clone()
         self.seen: list[tuple[Tensor, list[int]]] = []
         self.mover = BlockMover(
-            self.blocks,
-            self.cpu_blocks,
+            [self.blocks],
+            [self.cpu_blocks],
             self.main,
             self.side,
             swap=self._swap,
-            copy=lambda pool, p: self._swap(pool, pool, p),
+            copy=lambda pools, p: self._swap(pools, pools, p),
         )
 
-    def _swap(self, source: Tensor, target: Tensor, pairs: Pairs) -> None:
+    def _swap(self, sources: Pools, targets: Pools, pairs: Pairs) -> None:
+        [source], [target] = sources, targets
         stream = self.machine.active or self.main
         reads = {(self._name(source), block) for block, _ in pairs}
         writes = {(self._name(target), block) for _, block in pairs}
@@ -270,7 +271,7 @@ def test_moves_of_which_one_cannot_be_leave_everything_where_it_is() -> None:
 def test_on_a_cpu_blocks_move_at_once(seed: int) -> None:
     rng = random.Random(seed)
     scene, blocks, cpu_blocks = Scene(), numbered(NUM_BLOCKS), numbered(NUM_CPU_BLOCKS, 100)
-    mover = block_mover(blocks, cpu_blocks)
+    mover = block_mover([blocks], [cpu_blocks])
     for _ in range(4):
         pairs = {
             "swap_out": random_pairs(rng, NUM_BLOCKS, NUM_CPU_BLOCKS),

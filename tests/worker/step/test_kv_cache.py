@@ -21,13 +21,18 @@ CPU = torch.device("cpu")
 META = torch.device("meta")
 
 
-def layout(windows: list[int], block_size: int = 2, dtype: torch.dtype = torch.float32) -> KVLayout:
-    return KVLayout(group_layers(windows), block_size, num_kv_heads=2, head_dim=4, dtype=dtype)
+# All layers of a block as one piece of memory, or each apart.
+LAYOUTS = pytest.mark.parametrize("together", [0, 1], ids=["whole", "apart"])
 
 
-def numbered_cache(num_blocks: int, num_cpu_blocks: int) -> KVCache:
+def layout(windows: list[int], block_size: int = 2, dtype: torch.dtype = torch.float32, together: int = 0) -> KVLayout:
+    return KVLayout(group_layers(windows), block_size, 2, head_dim=4, dtype=dtype, layers_together=together)
+
+
+def numbered_cache(num_blocks: int, num_cpu_blocks: int, together: int = 0) -> KVCache:
     """A cache of two layers in which every block on the device holds its own number."""
-    cache = KVCache(layout([0, 0]), num_blocks=num_blocks, num_cpu_blocks=num_cpu_blocks, device=CPU)
+    shape = layout([0, 0], together=together)
+    cache = KVCache(shape, num_blocks=num_blocks, num_cpu_blocks=num_cpu_blocks, device=CPU)
     for layer in cache.layers:
         for tensor in (layer.keys, layer.values):
             tensor.copy_(torch.arange(num_blocks)[:, None, None, None])
@@ -63,6 +68,18 @@ def test_a_block_is_one_piece_of_memory_over_all_layers() -> None:
         assert places[0] == cache.layers[0].keys.data_ptr() + block * bytes_per_block
 
 
+def test_layers_that_lie_apart_are_pieces_of_their_own_pools_in_every_group() -> None:
+    shape = layout([8, 0, 8, 0, 8, 0], together=2)
+    cache = KVCache(shape, num_blocks=4, num_cpu_blocks=0, device=CPU)
+    layer_bytes = shape.bytes_per_block // 3
+    assert [pool.bytes_per_block for pool in cache.pools] == [2 * layer_bytes, layer_bytes]
+    first, *_, last = cache.layers
+    assert [layer.group for layer in cache.layers] == [0, 1] * 3
+    assert [layer.keys.stride(0) * 4 for layer in cache.layers] == [2 * layer_bytes] * 4 + [layer_bytes] * 2
+    assert cache.layers[2].keys.data_ptr() == first.keys.data_ptr() + layer_bytes
+    assert not 0 <= last.keys.data_ptr() - first.keys.data_ptr() < 4 * 2 * layer_bytes
+
+
 def test_layers_have_the_scales_that_are_given() -> None:
     windows = [8, 0, 8, 0]
     plain = KVCache(layout(windows), num_blocks=1, num_cpu_blocks=0, device=CPU).layers
@@ -89,14 +106,16 @@ def test_layers_of_different_groups_use_the_same_pool_and_those_of_one_group_lie
     assert places[0] == places[1] != places[2] == places[3]
 
 
-def test_clearing_touches_the_named_blocks_in_every_layer_and_no_other() -> None:
-    cache = numbered_cache(4, 0)
+@LAYOUTS
+def test_clearing_touches_the_named_blocks_in_every_layer_and_no_other(together: int) -> None:
+    cache = numbered_cache(4, 0, together)
     cache.clear(torch.tensor([2, 1]))
     assert numbers(cache) == [0, 0, 0, 3]
 
 
-def test_a_swap_brings_back_what_it_took_whatever_has_happened_to_the_block() -> None:
-    cache = numbered_cache(4, 2)
+@LAYOUTS
+def test_a_swap_brings_back_what_it_took_whatever_has_happened_to_the_block(together: int) -> None:
+    cache = numbered_cache(4, 2, together)
     cache.move(BlockMoves(swap_out=moves((1, 1), (3, 0))))
     cache.clear(torch.tensor([1, 3]))
     assert numbers(cache) == [0, 0, 2, 0]
@@ -104,8 +123,9 @@ def test_a_swap_brings_back_what_it_took_whatever_has_happened_to_the_block() ->
     assert numbers(cache) == [1, 3, 2, 0]
 
 
-def test_moves_go_out_then_in_then_across() -> None:
-    cache = numbered_cache(5, 2)
+@LAYOUTS
+def test_moves_go_out_then_in_then_across(together: int) -> None:
+    cache = numbered_cache(5, 2, together)
     # Block 1 leaves for the CPU and is filled again by a copy; what came in is copied on.
     cache.move(BlockMoves(swap_out=moves((1, 0)), swap_in=moves((0, 2)), copy=moves((2, 4), (3, 1))))
     assert numbers(cache) == [0, 3, 1, 3, 1]
@@ -141,14 +161,15 @@ def test_off_the_cpu_the_tokens_of_a_head_lie_side_by_side() -> None:
             assert tensor.storage_offset() == (2 * place + part) * 24
 
 
+@LAYOUTS
 def test_a_host_that_pins_nothing_leaves_a_gpu_without_blocks_to_swap_to(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    together: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(*_: object) -> None:
         raise PinningError("CUDA does not pin it")
 
     monkeypatch.setattr(kv_cache, "pinned_zeros", refuse)
-    cache = KVCache(layout([0]), num_blocks=3, num_cpu_blocks=2, device=META)
+    cache = KVCache(layout([0, 0], together=together), num_blocks=3, num_cpu_blocks=2, device=META)
     assert (cache.num_cpu_blocks, len(cache.layers[0].keys)) == (0, 3)
     assert "no blocks to swap to: CUDA does not pin it" in caplog.text
     with pytest.raises(ValueError, match="block"):

@@ -1,5 +1,8 @@
 """How layers are grouped, and what a token and a block take."""
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -41,7 +44,7 @@ def test_a_token_of_8_bits_takes_its_scales_too(head_dim: int, scales: int) -> N
     layout = KVLayout(group_layers([0, 0]), 16, num_kv_heads=3, head_dim=head_dim, dtype=torch.int8)
     assert layout.bytes_per_token == 2 * 2 * 3 * (head_dim + scales)
     assert layout.bytes_per_block == 16 * layout.bytes_per_token
-    assert layout.shape(7) == (7, 2, 2, 16, 3, head_dim + scales)
+    assert layout.shapes(7) == [(7, 2, 2, 16, 3, head_dim + scales)]
 
 
 def test_the_room_that_a_group_does_not_fill_is_counted() -> None:
@@ -49,5 +52,14 @@ def test_the_room_that_a_group_does_not_fill_is_counted() -> None:
     assert layout.layers_per_group == 2
     assert layout.bytes_per_token == kv_bytes_per_token(6, 2, 4, 4)
     assert layout.bytes_per_block == 16 * kv_bytes_per_token(2, 2, 4, 4)
-    assert layout.shape(7) == (7, 2, 2, 16, 2, 4)
-    assert layout.shape(7, heads_first=True) == (7, 2, 2, 2, 16, 4)
+    assert layout.shapes(7) == [(7, 2, 2, 16, 2, 4)]
+    assert layout.shapes(7, heads_first=True) == [(7, 2, 2, 2, 16, 4)]
+
+
+@pytest.mark.parametrize(("together", "layers"), [(0, [5]), (1, [1] * 5), (2, [2, 2, 1]), (5, [5]), (9, [5])])
+def test_so_many_layers_share_a_pool_and_a_block_is_the_same_bytes(together: int, layers: list[int]) -> None:
+    whole = KVLayout(group_layers([0] * 5), 16, num_kv_heads=2, head_dim=4, dtype=torch.float32)
+    layout = replace(whole, layers_together=together)
+    assert [shape[:2] for shape in layout.shapes(7)] == [(7, count) for count in layers]
+    assert sum(map(math.prod, layout.shapes(7))) == math.prod(whole.shapes(7)[0])
+    assert (layout.bytes_per_block, layout.shape) == (whole.bytes_per_block, whole.shape)

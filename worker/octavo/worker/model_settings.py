@@ -50,11 +50,21 @@ def parse_windows(text: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
+def parse_kv_layout(text: str) -> int:
+    """Returns the number of layers that lie together, 0 for `all`. Raises `ConfigError` on anything else."""
+    if text == "all":
+        return 0
+    if not text.isdecimal() or not int(text):
+        raise ConfigError(f"{text!r} is no layout of KV blocks; write all, or a number of layers")
+    return int(text)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
     """Says which model a worker computes, where, and with how much memory for its KV blocks.
 
     `kv_cache_memory` and `swap_memory` (in CPU memory) are in bytes; `num_blocks` and `num_cpu_blocks` win over them.
+    `kv_layout` layers lie together, 0 for all.
     `gpu_memory_utilization`, `max_num_batched_tokens`, `max_num_seqs` and `cuda_graphs` are a GPU's, and so is
     `graph_batch`, the largest decode step that is captured as a CUDA graph, and `graph_tokens`, the largest step with
     tokens of prompts: they are no options. Nor is `dequantized`, by
@@ -102,6 +112,16 @@ class ModelSettings:
     block_size: Annotated[int, Option("--block-size", "Tokens in a KV block.", Whole(1, MAX_BLOCK_SIZE))] = (
         DEFAULT_BLOCK_SIZE
     )
+    kv_layout: Annotated[
+        int,
+        Option(
+            "--kv-layout",
+            "Layers whose keys and values lie side by side in a KV block: all, so that a block moves as one piece, or"
+            " so many, in memory apart from that of the other layers. No result depends on it.",
+            Parsed(parse_kv_layout, "all|LAYERS"),
+            default="all",
+        ),
+    ] = 0
     kv_cache_memory: Annotated[
         int | None,
         Option(
@@ -253,7 +273,7 @@ class ModelSettings:
         if not 1 <= self.block_size <= MAX_BLOCK_SIZE:
             raise ConfigError(f"block size {self.block_size} is not in 1 to {MAX_BLOCK_SIZE}")
         self._check_least(1, "kv_cache_memory", "num_blocks", "max_model_len", "threads")
-        self._check_least(0, "swap_memory", "num_cpu_blocks")
+        self._check_least(0, "swap_memory", "num_cpu_blocks", "kv_layout")
         if self.threads is not None and self.threads > (cores := available_cores()):
             raise ConfigError(
                 f"{self.threads} threads are asked for and this process may use {cores} cores, where more threads only"
@@ -361,6 +381,8 @@ class ModelSettings:
 
     def _check_fake(self) -> None:
         if self.device == "fake":
+            if self.kv_layout:
+                raise ConfigError("the fake device has no layers that could lie apart; drop --kv-layout")
             sized = self.kv_cache_memory is not None and self.num_blocks is None
             if sized or (self.swap_memory is not None and self.num_cpu_blocks is None):
                 raise ConfigError("the fake device has no KV memory to size; give the number of blocks instead")

@@ -1,5 +1,5 @@
-"""Measures K1, K2, K4 to K7: attention over blocks, beside the rate of copies, other kernels, and itself on easier
-ground."""
+"""Measures K1, K2, K4 to K7, K10 to K13: attention over blocks, beside the rate of copies, other kernels, and itself on
+easier ground."""
 
 from dataclasses import replace
 from functools import partial
@@ -36,6 +36,7 @@ _SPLIT = Goal("speed over one pass", "x", 4, 8, at_least=True)
 _PAGING = Goal("time beyond that on contiguous keys and values", "%", 8, 3)
 _GROUP = Goal("bytes per second over those of 32/8 heads", "%", 90, 97, at_least=True)
 _POOL = Goal("time beyond that over a small pool", "%", 10, 3)
+_LAYOUT = Goal("time over that from blocks whose layers lie apart", "x", 1.1, 1.03)
 _RAGGED = Goal("share of the copy rate", "%", 70, 85, at_least=True)
 _NARROW = Goal("time over that from a cache of bf16", "x", 0.65, 0.55)
 _CHUNK = Goal("speed over torch's flash attention on contiguous keys and values", "x", 1.0, 1.3, at_least=True)
@@ -46,6 +47,8 @@ _LONG = ((1, 8192), (1, 32768), (4, 8192), (4, 32768))
 # One long sequence among short ones; and bytes of pools of a real size, of which a decode reads a part.
 _RAGGED_BATCHES = ((32_768, *[1024] * 15), (32_768, *[1024] * 63), (32_768, *[1024] * 255))
 _SMALL_POOL, _POOLS = 4 << 30, (20 << 30, 60 << 30, 110 << 30)
+# Layers of a model, and how many of them lie together (`--kv-layout`): all, some, or one.
+_LAYERS, _LAYOUTS = 36, (36, 9, 1)
 _HISTORIES, _CHUNK_TOKENS = (0, 6144, 14336), 2048
 
 
@@ -71,6 +74,7 @@ def cases(*, quick: bool) -> list[GpuCase]:
         *(_prefill_case(shape, chunk, history) for history in histories),
         _decode_case("K12", _narrow, _NARROW, shape, *size, seconds=6.0),
         *(_pool_case(shape, *size, pool, quick=quick) for pool in ((1 << 22,) if quick else _POOLS)),
+        _layout_case(shape, *size, (1 << 22) if quick else _POOLS[1], quick=quick),
         *(_ragged_case(shape, contexts) for contexts in (((90, 20, 7),) if quick else _RAGGED_BATCHES)),
     ]
 
@@ -243,9 +247,8 @@ def _large_pool(
 ) -> CaseResult:
     """Measures attention of one layer among 36, whose blocks lie anywhere in a pool: each read is in another page of
     the whole pool."""
-    layers = 2 if quick else 36
-    if machine.device.type == "cuda" and (free := torch.cuda.mem_get_info(machine.device)[0]) < 1.05 * pool:
-        raise NotMeasured(f"{free >> 30} GiB are free")
+    layers = 2 if quick else _LAYERS
+    _check_room(machine, pool)
     times = {}
     # One after the other: both have no room.
     for name, num_bytes in ((OURS, pool), ("small pool", 1 << 20 if quick else _SMALL_POOL)):
@@ -261,6 +264,53 @@ def _large_pool(
         del problem
     sample = times.pop(OURS)
     return CaseResult(100 * (sample.median / times["small pool"].median - 1), sample, times)
+
+
+def _check_room(machine: GpuMachine, pool: int) -> None:
+    if machine.device.type == "cuda" and (free := torch.cuda.mem_get_info(machine.device)[0]) < 1.05 * pool:
+        raise NotMeasured(f"{free >> 30} GiB are free")
+
+
+def _layout_case(shape: AttentionShape, num_sequences: int, context: int, pool: int, *, quick: bool) -> GpuCase:
+    return GpuCase(
+        "K13",
+        f"B={num_sequences}, ctx {context}, pool of {pool >> 30 or pool / (1 << 30):.2g} GiB",
+        _LAYOUT,
+        partial(_layouts, shape=shape, num_sequences=num_sequences, context=context, pool=pool, quick=quick),
+        (decode_attention([context] * num_sequences, shape),),
+        seconds=16.0,
+        modules=_NEEDS,
+    )
+
+
+def _layouts(
+    machine: GpuMachine, *, shape: AttentionShape, num_sequences: int, context: int, pool: int, quick: bool
+) -> CaseResult:
+    """Measures attention of all layers in turns, where all lie together in a block and where fewer do: what of the pool
+    a layer reads then lies closer together."""
+    layers, layouts = (2, (2, 1)) if quick else (_LAYERS, _LAYOUTS)
+    _check_room(machine, pool)
+    num_blocks = pool // (layers * shape.block_size * shape.kv_bytes_per_token)
+    times = {}
+    # One after the other: two pools have no room.
+    for together in layouts:
+        problems = [
+            paged_problem(
+                shape,
+                machine.device,
+                num_sequences=num_sequences,
+                context=context,
+                num_layers=together,
+                pool_blocks=num_blocks,
+            )
+            for _ in range(layers // together)
+        ]
+        calls = [call for problem in problems for call in ours(problem)]
+        times[f"{together} together"] = machine.race({OURS: calls}).samples[OURS]
+        del problems, calls
+    sample = times.pop(f"{layers} together")
+    best = min(times, key=lambda name: times[name].median)
+    return CaseResult(sample.median / times[best].median, sample, times, notes={"best of those apart": best})
 
 
 def _ragged_case(shape: AttentionShape, contexts: tuple[int, ...]) -> GpuCase:

@@ -1,4 +1,4 @@
-"""Measures K8, K9, S1 and S2: writing keys and values, and moving blocks within the device and to the host and back."""
+"""Measures K8, K9, S1 and S4: writing keys and values, and moving blocks within the device and to the host and back."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -22,6 +22,10 @@ _WRITE = Goal("share of the copy rate", "%", 75, 88, at_least=True)
 _COPY = Goal("share of the copy rate", "%", 80, 90, at_least=True)
 _FUSED = Goal("speed over a copy for each block, layer, and keys or values", "x", 10, 30, at_least=True)
 _SWAP = Goal("share of a contiguous pinned copy's rate", "%", 85, 95, at_least=True)
+
+_PIECES = Goal("time over that of the fastest layout", "x", 1.1, 1.0)
+# Layers that lie together (`--kv-layout`); 0: all.
+_LAYOUTS = (0, 9, 1)
 
 _PER_BLOCK, _WHOLE_BLOCKS = "a copy per block, layer, K or V", "a copy per whole block"
 _COPIED_BYTES, _SWAPPED_BYTES = 256 << 20, 256 << 20
@@ -73,6 +77,15 @@ def cases(*, quick: bool) -> list[GpuCase]:
             _SWAP,
             partial(_swap, shape=shape, num_layers=layers, num_blocks=swapped, out=False),
             (DeviceWork(to_device=swapped * block_bytes),),
+            modules=swap,
+        ),
+        GpuCase(
+            "S4",
+            "out, layers together or apart",
+            _PIECES,
+            partial(_swap_layouts, shape=shape, num_layers=layers, num_blocks=swapped),
+            (DeviceWork(to_host=swapped * block_bytes),),
+            seconds=6.0,
             modules=swap,
         ),
     ]
@@ -181,12 +194,30 @@ def _swap(machine: GpuMachine, *, shape: AttentionShape, num_layers: int, num_bl
     return CaseResult(100 * samples["contiguous"].median / sample.median, sample, samples, notes=rates)
 
 
-def make_cache(machine: GpuMachine, shape: AttentionShape, num_layers: int, num_blocks: int) -> "KVCache":
+def _swap_layouts(machine: GpuMachine, *, shape: AttentionShape, num_layers: int, num_blocks: int) -> CaseResult:
+    """Measures moves of scattered blocks that are one piece each, and of some whose layers lie apart."""
+    moves = _moves(num_blocks, out=True)
+    caches = {
+        OURS if not together else f"{together} together": make_cache(machine, shape, num_layers, num_blocks, together)
+        for together in _LAYOUTS
+    }
+    contenders: Contenders = {
+        name: [partial(_move_and_wait, cache, moves, machine.device)] for name, cache in caches.items()
+    }
+    samples = machine.race(contenders, graphs=False).samples
+    fastest = min(sample.median for sample in samples.values())
+    sample = samples.pop(OURS)
+    return CaseResult(sample.median / fastest, sample, samples)
+
+
+def make_cache(
+    machine: GpuMachine, shape: AttentionShape, num_layers: int, num_blocks: int, layers_together: int = 0
+) -> "KVCache":
     """Makes a KV cache of `num_blocks` blocks on the device and on the host each, filled with random numbers."""
     from octavo.worker.step.kv_cache import KVCache, KVLayout, LayerGroup
 
     groups = [LayerGroup(0, tuple(range(num_layers)))]
-    layout = KVLayout(groups, shape.block_size, shape.kv_heads, shape.head_dim, DTYPE)
+    layout = KVLayout(groups, shape.block_size, shape.kv_heads, shape.head_dim, DTYPE, layers_together)
     cache = KVCache(layout, num_blocks=num_blocks, num_cpu_blocks=num_blocks, device=machine.device)
     fill(cache)
     return cache

@@ -25,13 +25,12 @@ if TYPE_CHECKING:
     from octavo.worker.gpu.executor import GpuExecutor
     from octavo.worker.sequences import WorkItem
 
-_LAYERS, _BLOCK_SIZE, _CONTEXT = 32, 16, 1200
-_WARM_UPS, _REPEATS = 3, 20
+_BLOCK_SIZE, _CONTEXT = 16, 1200
+_WARM_UPS = 3
 _CONFIG = {
     "vocab_size": 256,
     "hidden_size": 256,
     "intermediate_size": 256,
-    "num_hidden_layers": _LAYERS,
     "num_attention_heads": 8,
     "num_key_value_heads": 2,
     "head_dim": 128,
@@ -76,7 +75,7 @@ class _NoDevice:
 
 
 @contextmanager
-def _executor(max_batch: int) -> "Iterator[GpuExecutor]":
+def _executor(max_batch: int, num_layers: int) -> "Iterator[GpuExecutor]":
     from transformers import LlamaConfig
     from triton.runtime import driver
 
@@ -89,10 +88,11 @@ def _executor(max_batch: int) -> "Iterator[GpuExecutor]":
     from octavo.worker.models.linear import LinearKind
     from octavo.worker.step import model_runner
 
-    def attention(shape: Any, device: torch.device, dtype: torch.dtype, *, exact: bool) -> AttentionChoice:
+    def attention(
+        shape: Any, device: torch.device, dtype: torch.dtype, *, exact: bool, backend: str
+    ) -> AttentionChoice:
         return AttentionChoice(TritonAttention(shape, device, exact=exact), None)
 
-    driver.set_active(_NoDevice())
     width = _CONTEXT // _BLOCK_SIZE + 2
     settings = ModelSettings(
         dtype="bfloat16", num_blocks=(max_batch + 2) * width, block_size=_BLOCK_SIZE, max_num_seqs=max_batch + 1,
@@ -100,18 +100,19 @@ def _executor(max_batch: int) -> "Iterator[GpuExecutor]":
     )  # fmt: skip
     with (
         TemporaryDirectory(prefix="octavo-") as directory,
+        mock.patch.object(driver, "_active", _NoDevice()),
         mock.patch.object(model_runner, "choose_attention", attention),
         mock.patch.object(linear, "best_kind", return_value=LinearKind.PLAIN),
         mock.patch("torch.nn.functional.linear", _no_product),
     ):
-        write_tiny_model(Path(directory), LlamaConfig(**_CONFIG))
+        write_tiny_model(Path(directory), LlamaConfig(**_CONFIG, num_hidden_layers=num_layers))
         runner = model_runner.ModelRunner(Path(directory), settings, device="cpu")
         assert isinstance(runner.executor, GpuExecutor)
         yield runner.executor
 
 
 def _no_product(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return torch.empty((len(inputs), len(weight)), dtype=inputs.dtype)
+    return torch.empty((inputs.shape[0], weight.shape[0]), dtype=inputs.dtype)
 
 
 def _items(num_sequences: int, chunk: int) -> "list[WorkItem]":
@@ -131,7 +132,7 @@ def _items(num_sequences: int, chunk: int) -> "list[WorkItem]":
 
 
 @torch.inference_mode()
-def measure(executor: "GpuExecutor", num_sequences: int, chunk: int) -> HostTimes:
+def measure(executor: "GpuExecutor", num_sequences: int, chunk: int, repeats: int) -> HostTimes:
     """Measures a step of `num_sequences` decodes and `chunk` tokens of a prompt: medians of its thread's CPU time."""
     from octavo.wire.steps import BlockMoves
     from octavo.worker.step.batch import logit_rows
@@ -145,7 +146,7 @@ def measure(executor: "GpuExecutor", num_sequences: int, chunk: int) -> HostTime
         mock.patch.object(executor._graphs, "replay", lambda size: (places[:size], logits[:size])),
         mock.patch.object(executor._chunk_graphs, "replay", return_value=(places,)),
     ):
-        for _ in range(_WARM_UPS + _REPEATS):
+        for _ in range(_WARM_UPS + repeats):
             began = time.thread_time()
             executor.launch(BlockMoves(), items)
             captured.append(time.thread_time() - began)
@@ -156,7 +157,7 @@ def measure(executor: "GpuExecutor", num_sequences: int, chunk: int) -> HostTime
             launched.append(time.thread_time() - began)
     executor.forget(item.sequence.sequence_id for item in items)
     step_us, model_us = (1e6 * statistics.median(times[_WARM_UPS:]) for times in (captured, launched))
-    return HostTimes(step_us, model_us / _LAYERS)
+    return HostTimes(step_us, model_us / len(executor._cache.layers))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -164,12 +165,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="octavo.bench.gpu.host_time", description=__doc__)
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 64, 256])
     parser.add_argument("--chunks", type=int, nargs="+", default=[0, 256], help="prompt tokens beside them; 0: none")
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--repeats", type=int, default=20)
     options = parser.parse_args(arguments)
     print("sequences | prompt tokens | captured, us a step | launched one by one, us a layer")
-    with _executor(max(options.sequences)) as executor:
+    with _executor(max(options.sequences), options.layers) as executor:
         for num_sequences in options.sequences:
             for chunk in options.chunks:
-                found = measure(executor, num_sequences, chunk)
+                found = measure(executor, num_sequences, chunk, options.repeats)
                 print(
                     f"{num_sequences:9} | {chunk:13} | {found.captured_us:19.0f} | {found.layer_us:12.1f}", flush=True
                 )

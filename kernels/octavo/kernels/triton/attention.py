@@ -109,7 +109,12 @@ class TritonAttention:
         # Nothing attends for padding, which is to hold numbers all the same.
         make = torch.zeros if step.most_chunk_tokens else torch.empty
         output = make(query.shape, dtype=query.dtype, device=query.device)
-        for share in self._shares(problem):
+        key = (self, problem.group, problem.kv_heads, problem.head_dim, query.dtype, key_cache.dtype)
+        shares = step.shares.get(key)
+        if shares is None:
+            # The host's time for a layer counts: most have the same heads.
+            shares = step.shares[key] = tuple(self._shares(problem))
+        for share in shares:
             launch.attend(problem, share, output)
         return output
 

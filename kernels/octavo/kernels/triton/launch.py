@@ -43,7 +43,8 @@ class TritonStep:
     or with 0 all that are not of decodes: a captured step has places for more decodes than there are, and padding
     behind all.
 
-    `work` keeps the lists of the step's work: its first layer makes them, the others read them.
+    `work` keeps the lists of the step's work, and `shares` the sequences of each configuration, by all that decides
+    them: the first layer makes both, the others read them.
     """
 
     slot_mapping: Tensor
@@ -61,10 +62,13 @@ class TritonStep:
     work: dict[tuple["SequenceRange", int, int, int], WorkList] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+    shares: dict[tuple[object, ...], tuple["SequenceRange", ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def num_sequences(self) -> int:
-        return len(self.table_rows)
+        return self.table_rows.shape[0]
 
     def most_seen(self, num_queries: int) -> int:
         """Returns the most keys that so many queries of one sequence see, one after the other."""
@@ -74,10 +78,7 @@ class TritonStep:
     @classmethod
     def of(cls, batch: GroupBatch, block_size: int, device: torch.device) -> "TritonStep":
         """Raises `ValueError` on lengths that do not fit the tables, and if a block that is to be read is missing."""
-        check_lengths(batch.block_tables, batch.context_lens, batch.query_lens, block_size)
-        check_window(batch.window)
-        lengths = torch.tensor((batch.context_lens, batch.query_lens), dtype=torch.int32).view(2, -1)
-        check_block_ids(_lowest_block(batch, lengths, block_size))
+        lengths = check_batch(batch, block_size)
         num_decodes = _leading_ones(lengths[1])
         return cls(
             slot_mapping=batch.slot_mapping.to(device),
@@ -92,6 +93,16 @@ class TritonStep:
             window=batch.window,
             prompts=PromptLengths(batch.query_lens[num_decodes:], batch.context_lens[num_decodes:]),
         )
+
+
+def check_batch(batch: GroupBatch, block_size: int) -> Tensor:
+    """Returns the contexts and the queries of `batch`, [2, sequences] int32. Raises `ValueError` on lengths that do not
+    fit the tables, and if a block that is to be read is missing."""
+    check_lengths(batch.block_tables, batch.context_lens, batch.query_lens, block_size)
+    check_window(batch.window)
+    lengths = torch.tensor((batch.context_lens, batch.query_lens), dtype=torch.int32).view(2, -1)
+    check_block_ids(_lowest_block(batch, lengths, block_size))
+    return lengths
 
 
 def _lowest_block(batch: GroupBatch, lengths: Tensor, block_size: int) -> int:

@@ -54,7 +54,7 @@ def test_the_most_wanted_goals_come_first_and_the_others_as_written() -> None:
 
 
 def test_every_goal_has_cases_and_all_titles_differ() -> None:
-    goals = {"K1", "K2", "K4", "K5", "K6", "K7", "K8", "K9", "K10", "K11", "K12", "S1", "S2", "S3"}
+    goals = {"K1", "K2", "K4", "K5", "K6", "K7", "K8", "K9", "K10", "K11", "K12", "K13", "S1", "S2", "S3", "S4"}
     goals |= {"R1", "R2", "R3", "R4", "R5", "E1", "E2", "E3", "D1", "D2"}
     cases = all_cases(quick=False)
     assert {each.goal for each in cases} == goals

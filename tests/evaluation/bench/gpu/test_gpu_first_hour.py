@@ -95,4 +95,4 @@ def test_a_rehearsal_runs_all_of_it_on_a_cpu(tmp_path: Path) -> None:
     assert main(["--rehearse", "--out", str(out)]) == 0, out.with_suffix(".txt").read_text(encoding="utf-8")
     found = {each["name"]: each for each in json.loads(out.read_text(encoding="utf-8"))["steps"]}
     assert {name for name, each in found.items() if each["state"] == "skipped"} <= {"unpack"}
-    assert {case["goal"] for case in found["layout"]["result"]["cases"]} == {"K10", "K11"}
+    assert {case["goal"] for case in found["layout"]["result"]["cases"]} == {"K10", "K11", "K13", "S4"}

@@ -17,6 +17,7 @@ from octavo.kernels.choice import choose_attention
 from octavo.testbed.models import GREEDY, next_item
 from octavo.wire.steps import KVGroup
 from octavo.worker.models.compiled import compiled
+from octavo.worker.models.decoder import Decoder
 from octavo.worker.models.registry import load_model
 from octavo.worker.sequences import WorkerSequence
 from octavo.worker.step.batch import build_batch
@@ -130,8 +131,8 @@ def run_ranks(size: int, work: Callable[[ThreadGroup], T]) -> list[T]:
 
 class RankRunner:
     """One rank's share of the model in `directory` with its cache, on the CPU; it computes the steps that all ranks
-    are given. `kept`, if given, is the cache's dtype; `make_attention`, if given, makes what computes attention;
-    `options` are those of `load_model`."""
+    are given. `kept`, if given, is the cache's dtype; `make_attention`, if given, makes what computes attention, and
+    `make_paged` what computes steps; `options` are those of `load_model`."""
 
     def __init__(
         self,
@@ -142,6 +143,7 @@ class RankRunner:
         kept: torch.dtype | None = None,
         num_blocks: int = 64,
         make_attention: Callable[[CacheShape, torch.device], AttentionBackend] | None = None,
+        make_paged: Callable[[Decoder, KVCache, Paging], PagedModel] = PagedModel,
         **options: Any,
     ) -> None:
         device = torch.device("cpu")
@@ -154,7 +156,7 @@ class RankRunner:
         self._groups = [KVGroup(each.window) for each in layout.groups]
         paging = Paging(self.attention, self._groups, _BLOCK_SIZE, self.decoder.config.max_model_len, device)
         cache = KVCache(layout, num_blocks=num_blocks, num_cpu_blocks=0, device=device)
-        self._paged = PagedModel(self.decoder, cache, paging)
+        self.paged = make_paged(self.decoder, cache, paging)
 
     def sequences(self, prompts: Sequence[Sequence[int]], room: int) -> list[WorkerSequence]:
         """Makes sequences of `prompts` with blocks for `room` more tokens each."""
@@ -172,10 +174,10 @@ class RankRunner:
         items = [next_item(sequence, count) for sequence, count in zip(sequences, counts, strict=True)]
         for sequence, count in zip(sequences, counts, strict=True):
             sequence.num_computed += count
-        batch = build_batch(items, len(self._groups), _BLOCK_SIZE, self._paged.device)
-        hidden = self._paged.forward(batch, self._paged.step(batch))
+        batch = build_batch(items, len(self._groups), _BLOCK_SIZE, self.paged.device)
+        hidden = self.paged.forward(batch, self.paged.step(batch))
         # The next call may write to the same memory.
-        return self._paged.logits(hidden).clone()
+        return self.paged.logits(hidden).clone()
 
     def prompt_logits(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         """Computes the logits after each of `prompts`, [prompts, vocab_size] on rank 0, all in one step."""

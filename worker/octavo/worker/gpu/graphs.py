@@ -33,10 +33,15 @@ def chunk_sizes(largest: int) -> list[int]:
 
 class CapturePlace:
     """Holds the one stream and the one pool of memory for all graphs of a device: libraries keep a workspace for every
-    stream that they have seen, and graphs that are replayed one after the other may share memory."""
+    stream that they have seen, and graphs that are replayed one after the other may share memory.
 
-    def __init__(self, device: torch.device) -> None:
+    The device `is_watched` if other threads of this process ask it what is done, as torch's watchdog of NCCL does:
+    CUDA would else end a capture for that.
+    """
+
+    def __init__(self, device: torch.device, *, is_watched: bool = False) -> None:
         self.device = device
+        self.error_mode = "thread_local" if is_watched else "global"
         self.pool: Any = None
         self._stream: Any = None
 
@@ -90,8 +95,12 @@ class StepGraphs:
         """Captures all sizes, the largest first: the smaller ones live in its memory."""
         if self._captured:
             for done, size in enumerate(reversed(self._sizes)):
-                self._replays[size] = self._capture(size)
+                self.capture(size)
                 logger.info("captured the step of %d tokens (%d of %d)", size, done + 1, len(self._sizes))
+
+    def capture(self, size: int) -> None:
+        """Captures one of the sizes, the largest before all others."""
+        self._replays[size] = self._capture(size)
 
     def drop(self) -> None:
         """Forgets the captured graphs, because something that they read has moved."""
@@ -109,7 +118,7 @@ class StepGraphs:
             outputs = self._room_for(self._compute(size))
         torch.cuda.current_stream(place.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with _recorded(graph, place.pool, stream):
+        with _recorded(graph, place):
             for kept, made in zip(outputs, self._compute(size), strict=True):
                 kept.copy_(made)
         place.pool = place.pool or graph.pool()
@@ -129,14 +138,15 @@ class StepGraphs:
 
 
 @contextmanager
-def _recorded(graph: "torch.cuda.CUDAGraph", pool: Any, stream: Any) -> Iterator[None]:
+def _recorded(graph: "torch.cuda.CUDAGraph", place: CapturePlace) -> Iterator[None]:
     """Records the work that is queued within the block into `graph`, and makes the stream from before current again.
 
-    Torch leaves `stream` current where it cannot end a capture.
+    Torch leaves the stream of `place` current where it cannot end a capture.
     """
-    before = torch.cuda.current_stream(stream.device)
+    before = torch.cuda.current_stream(place.device)
+    capture = torch.cuda.graph(graph, pool=place.pool, stream=place.stream, capture_error_mode=place.error_mode)
     try:
-        with _expecting(_EXPECTED_WARNINGS), torch.cuda.graph(graph, pool=pool, stream=stream), waiting_refused():
+        with _expecting(_EXPECTED_WARNINGS), capture, waiting_refused():
             yield
     finally:
         torch.cuda.set_stream(before)

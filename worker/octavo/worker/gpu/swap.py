@@ -4,6 +4,7 @@ import logging
 import math
 import time
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ _PORTABLE_AND_MAPPED = 1 | 2
 
 
 Pairs = list[tuple[int, int]]
+# [num_blocks, layers, 2, ...] each: some layers of all blocks.
+Pools = Sequence[Tensor]
 # Blocks of so many bytes go through the copy engine, which takes no processor from the model: each lasts much longer
 # than the few microseconds that starting a copy costs. Smaller ones go in one launch of a kernel.
 _COPY_ENGINE_BYTES = 1 << 20
@@ -58,36 +61,44 @@ def _pin(tensor: Tensor, cudart: Any) -> None:
     weakref.finalize(tensor, cudart.cudaHostUnregister, address)
 
 
-def swap_blocks(source: Tensor, target: Tensor, pairs: Pairs) -> None:
-    """Moves blocks from one pool to another, of which one is on a GPU and the other in pinned memory.
+def swap_blocks(sources: Pools, targets: Pools, pairs: Pairs) -> None:
+    """Moves blocks from some pools to others, of which the ones are on a GPU and the others in pinned memory.
 
-    `pairs` holds (source, target), no target twice. Blocks that lie side by side in both pools go as one.
+    Each pool holds some layers of every block, none more than the first. `pairs` holds (source, target), no target
+    twice. Blocks that lie side by side in both pools go as one.
     """
-    if source[0].nbytes >= _COPY_ENGINE_BYTES:
-        for first, into, count in runs(pairs):
-            target[into : into + count].copy_(source[first : first + count], non_blocking=True)
+    if sources[0][0].nbytes >= _COPY_ENGINE_BYTES:
+        together = runs(pairs)
+        for source, target in zip(sources, targets, strict=True):
+            for first, into, count in together:
+                target[into : into + count].copy_(source[first : first + count], non_blocking=True)
         return
     from octavo.kernels.triton.moves import move_blocks
 
-    device = source.device if source.is_cuda else target.device
-    move_blocks(source, target, _on_device(pairs, device), programs=_SWAP_PROGRAMS)
+    on_device = _on_device(pairs, sources[0].device if sources[0].is_cuda else targets[0].device)
+    for source, target in zip(sources, targets, strict=True):
+        move_blocks(source, target, on_device, programs=_SWAP_PROGRAMS)
 
 
-def copy_blocks(pool: Tensor, pairs: Pairs) -> None:
-    """Copies blocks within a pool on a GPU as if all were read first.
+def copy_blocks(pools: Pools, pairs: Pairs) -> None:
+    """Copies blocks within pools on a GPU as if all were read first.
 
-    That takes one launch, or two if a block is both read and written. `pairs` is as in `swap_blocks`.
+    That takes one launch for each pool, or two if a block is both read and written. Arguments as in `swap_blocks`.
     """
     from octavo.kernels.triton import moves
 
+    device = pools[0].device
     if {source for source, _ in pairs}.isdisjoint(target for _, target in pairs):
-        moves.copy_blocks(pool, _on_device(pairs, pool.device))
+        on_device = _on_device(pairs, device)
+        for pool in pools:
+            moves.copy_blocks(pool, on_device)
         return
-    staging = torch.empty((len(pairs), *pool.shape[1:]), dtype=pool.dtype, device=pool.device)
-    gathered = [(source, place) for place, (source, _) in enumerate(pairs)]
-    scattered = [(place, target) for place, (_, target) in enumerate(pairs)]
-    moves.move_blocks(pool, staging, _on_device(gathered, pool.device))
-    moves.move_blocks(staging, pool, _on_device(scattered, pool.device))
+    gathered = _on_device([(source, place) for place, (source, _) in enumerate(pairs)], device)
+    scattered = _on_device([(place, target) for place, (_, target) in enumerate(pairs)], device)
+    for pool in pools:
+        staging = torch.empty((len(pairs), *pool.shape[1:]), dtype=pool.dtype, device=device)
+        moves.move_blocks(pool, staging, gathered)
+        moves.move_blocks(staging, pool, scattered)
 
 
 def runs(pairs: Pairs) -> list[tuple[int, int, int]]:

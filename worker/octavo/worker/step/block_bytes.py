@@ -9,6 +9,7 @@ from octavo.worker.kv_store.loan import Parts, Payload
 from octavo.worker.runner import BlockContents
 from octavo.worker.step.followed_slots import FollowedSlots
 from octavo.worker.step.kv_cache import KVCache
+from octavo.worker.step.layer_pool import LayerPool
 
 # What is copied from a device for one step.
 _MOST_BYTES = 64 << 20
@@ -16,34 +17,36 @@ _MOST_BYTES = 64 << 20
 
 class BlockBytes:
     """Reads device blocks and fills CPU blocks of `caches`, which share their block ids: of each block the bytes of all
-    caches, a part each, one after the other; and of a draft model's blocks how far they are `followed`."""
+    pools of all caches, a part each, one after the other; and of a draft model's blocks how far they are `followed`."""
 
     def __init__(self, caches: Sequence[KVCache], followed: FollowedSlots | None = None) -> None:
         self._kv_caches = caches
-        self._caches: list[KVCache | FollowedSlots] = [*caches, *([followed] if followed is not None else [])]
-        self._sizes = [each.bytes_per_block for each in self._caches]
+        pools = [pool for cache in caches for pool in cache.pools]
+        self._pools: list[LayerPool | FollowedSlots] = [*pools, *([followed] if followed is not None else [])]
+        self._follows = followed is not None
+        self._sizes = [each.bytes_per_block for each in self._pools]
         self.num_bytes = sum(self._sizes)
 
     @property
     def layout(self) -> str:
-        """Names the order of a block's bytes."""
-        order = "tokens-first" if self._caches[0].is_here else "heads-first"
-        parts = [f"{each.layout.dtype}{list(each.layout.shape(1)[1:])}" for each in self._kv_caches]
-        parts += ["followed slots"] * (len(self._caches) - len(self._kv_caches))
+        """Names the order of a block's bytes, in which they are whatever pools there are."""
+        order = "tokens-first" if self._pools[0].is_here else "heads-first"
+        parts = [f"{each.layout.dtype}{list(each.layout.shape)}" for each in self._kv_caches]
+        parts += ["followed slots"] * self._follows
         return f"{order} {' + '.join(parts)}"
 
     @torch.inference_mode()
     def read(self, block_ids: Sequence[int]) -> BlockContents:
-        here = self._caches[0].is_here
+        here = self._pools[0].is_here
         wanted = block_ids if here else block_ids[: max(1, _MOST_BYTES // self.num_bytes)]
-        rows = list(zip(*(cache.read(wanted) for cache in self._caches), strict=True))
+        rows = list(zip(*(pool.read(wanted) for pool in self._pools), strict=True))
         return BlockContents(here, lambda: map(_parts, rows), self.is_sound)
 
     @torch.inference_mode()
     def peek(self, block_ids: Sequence[int], *, in_cpu: bool) -> list[Payload] | None:
         """Returns the bytes of blocks where they lie, or copies of what lies apart; None if there are no such blocks in
         this process's memory."""
-        rows = [cache.rows(in_cpu=in_cpu) for cache in self._caches]
+        rows = [pool.rows(in_cpu=in_cpu) for pool in self._pools]
         if any(each is None or max(block_ids) >= len(each) for each in rows):
             return None
         parts = [[each[block_id] for each in rows if each is not None] for block_id in block_ids]
@@ -52,14 +55,14 @@ class BlockBytes:
     @torch.inference_mode()
     def fill(self, block_id: int, payload: Payload) -> None:
         content = torch.frombuffer(payload, dtype=torch.uint8)
-        for cache, part in zip(self._caches, torch.split(content, self._sizes), strict=True):
-            cache.fill(block_id, part)
+        for pool, part in zip(self._pools, torch.split(content, self._sizes), strict=True):
+            pool.fill(block_id, part)
 
     def is_sound(self, parts: Parts) -> bool:
         """Tells whether the parts of a block are finite numbers all."""
         return all(
-            cache.is_finite(torch.frombuffer(part, dtype=torch.uint8))
-            for cache, part in zip(self._caches, parts, strict=True)
+            pool.is_finite(torch.frombuffer(part, dtype=torch.uint8))
+            for pool, part in zip(self._pools, parts, strict=True)
         )
 
 

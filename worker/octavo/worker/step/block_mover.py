@@ -11,13 +11,12 @@ from itertools import chain
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from octavo.kernels import cache_ops
 from octavo.kernels.checks import check_moves
 from octavo.wire.steps import BlockMove, BlockMoves
 from octavo.worker.gpu import swap as gpu_moves
-from octavo.worker.gpu.swap import Pairs
+from octavo.worker.gpu.swap import Pairs, Pools
 
 # Blocks on the device, some or all of them named several times.
 Blocks = Sequence[Iterable[int]]
@@ -112,16 +111,16 @@ class BlockMover:
 
     def __init__(
         self,
-        blocks: Tensor,
-        cpu_blocks: Tensor,
+        blocks: Pools,
+        cpu_blocks: Pools,
         main: DeviceStream,
         side: DeviceStream,
         *,
-        swap: Callable[[Tensor, Tensor, Pairs], None],
-        copy: Callable[[Tensor, Pairs], None],
+        swap: Callable[[Pools, Pools, Pairs], None],
+        copy: Callable[[Pools, Pairs], None],
     ) -> None:
-        """Takes the pools and streams; `swap(source, target, pairs)` and `copy(pool, pairs)` give work to the active
-        stream."""
+        """Takes the pools, which hold some layers of each block, and streams; `swap(sources, targets, pairs)` and
+        `copy(pools, pairs)` give work to the active stream."""
         self._blocks, self._cpu_blocks = blocks, cpu_blocks
         self._main, self._side = main, side
         self._swap, self._copy = swap, copy
@@ -138,9 +137,10 @@ class BlockMover:
         moves.
         """
         swap_out, swap_in, copy = map(_pairs, (moves.swap_out, moves.swap_in, moves.copy))
-        check_moves(self._blocks, self._cpu_blocks, swap_out)
-        check_moves(self._cpu_blocks, self._blocks, swap_in)
-        check_moves(self._blocks, self._blocks, copy)
+        for blocks, cpu_blocks in zip(self._blocks, self._cpu_blocks, strict=True):
+            check_moves(blocks, cpu_blocks, swap_out)
+            check_moves(cpu_blocks, blocks, swap_in)
+            check_moves(blocks, blocks, copy)
         self._wait_for_uses({source for source, _ in swap_out} | {target for _, target in swap_in})
         if swap_out:
             self._move_out(swap_out)
@@ -206,15 +206,26 @@ class BlockMover:
         }
 
 
-def block_mover(blocks: Tensor, cpu_blocks: Tensor) -> BlockMover:
-    """Returns a mover for pools [num_blocks, layers, 2, ...]: both in CPU memory, or one on a GPU and one pinned."""
-    if not blocks.is_cuda:
-        streams = NullStream(), NullStream()
-        return BlockMover(blocks, cpu_blocks, *streams, swap=cache_ops.swap_blocks, copy=cache_ops.copy_blocks)
-    own = torch.cuda.Stream(blocks.device)  # type: ignore[no-untyped-call]
-    main, side = CudaStream(lambda: torch.cuda.current_stream(blocks.device)), CudaStream(lambda: own)
+def block_mover(blocks: Pools, cpu_blocks: Pools) -> BlockMover:
+    """Returns a mover for pools [num_blocks, layers, 2, ...], as many in CPU memory as on the device: that is the CPU
+    too, or a GPU, to which pinned memory swaps."""
+    device = blocks[0].device
+    if device.type != "cuda":
+        return BlockMover(blocks, cpu_blocks, NullStream(), NullStream(), swap=_swap_here, copy=_copy_here)
+    own = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    main, side = CudaStream(lambda: torch.cuda.current_stream(device)), CudaStream(lambda: own)
     swap, copy = gpu_moves.swap_blocks, gpu_moves.copy_blocks
     return BlockMover(blocks, cpu_blocks, main, side, swap=swap, copy=copy)
+
+
+def _swap_here(sources: Pools, targets: Pools, pairs: Pairs) -> None:
+    for source, target in zip(sources, targets, strict=True):
+        cache_ops.swap_blocks(source, target, pairs)
+
+
+def _copy_here(pools: Pools, pairs: Pairs) -> None:
+    for pool in pools:
+        cache_ops.copy_blocks(pool, pairs)
 
 
 def _pairs(moves: list[BlockMove]) -> Pairs:

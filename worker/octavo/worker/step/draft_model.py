@@ -60,7 +60,14 @@ class DraftLayout:
     hosted: list[Hosted]
 
     @classmethod
-    def of(cls, config: ModelSizes, groups: Sequence[KVGroup], block_size: int, dtype: torch.dtype) -> "DraftLayout":
+    def of(
+        cls,
+        config: ModelSizes,
+        groups: Sequence[KVGroup],
+        block_size: int,
+        dtype: torch.dtype,
+        layers_together: int = 0,
+    ) -> "DraftLayout":
         """Deals the layers out among the KV groups that see furthest. A layer sees no more than its group does: that
         costs guesses, and no token."""
         widest = 0 if any(not group.window for group in groups) else max(group.window for group in groups)
@@ -71,7 +78,8 @@ class DraftLayout:
         ]
         layers = {host: tuple(i for i, each in enumerate(hosted) if each.host == host) for host in hosts}
         used = [LayerGroup(widest, found) for found in layers.values() if found]
-        return cls(KVLayout(used, block_size, config.num_kv_heads, config.head_dim, dtype), hosted)
+        layout = KVLayout(used, block_size, config.num_kv_heads, config.head_dim, dtype, layers_together)
+        return cls(layout, hosted)
 
 
 class DraftModelError(Exception):

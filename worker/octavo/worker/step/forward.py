@@ -47,20 +47,23 @@ class PagedModel:
 
     def step(self, batch: Batch) -> PagedStep:
         """Builds the model's input from `batch`. Raises `ValueError` on tables that do not fit the batch's lengths."""
-        groups = (
-            GroupBatch(slot_mapping, block_tables, batch.context_lens, batch.query_lens, group.window)
-            for group, slot_mapping, block_tables in zip(
-                self._paging.groups, batch.slot_mappings, batch.block_tables, strict=True
-            )
-        )
         return PagedStep(
             input_ids=batch.input_ids,
             positions=batch.positions,
             rows=torch.tensor(batch.logit_rows.rows, dtype=torch.int64, device=self.device),
             attention=self._paging.attention,
-            groups=[self._paging.attention.step(group) for group in groups],
+            groups=[self._paging.attention.step(group) for group in self._group_batches(batch)],
             caches=self._cache.layers,
         )
+
+    def _group_batches(self, batch: Batch) -> list[GroupBatch]:
+        """Returns `batch` as the layers of each KV group see it."""
+        return [
+            GroupBatch(slot_mapping, block_tables, batch.context_lens, batch.query_lens, group.window)
+            for group, slot_mapping, block_tables in zip(
+                self._paging.groups, batch.slot_mappings, batch.block_tables, strict=True
+            )
+        ]
 
     def forward(self, batch: Batch, step: PagedStep) -> Tensor:
         """Computes the last hidden states, [rows, hidden_size], of the wanted rows of `batch`; `step` was built from

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,10 +16,10 @@ from octavo.kernels.backend import CacheShape
 from octavo.kernels.native.memory import zeros
 from octavo.wire.steps import BlockMoves
 from octavo.worker.gpu.swap import PinningError, pinned_zeros
-from octavo.worker.gpu.transfer import download, upload
 from octavo.worker.model_settings import ModelSettings
 from octavo.worker.models.decoder import LayerCache, ModelSizes
 from octavo.worker.step.block_mover import Blocks, block_mover
+from octavo.worker.step.layer_pool import LayerPool
 
 logger = logging.getLogger(__name__)
 # The share of the CPU's memory that is free once the weights are loaded; activations and other processes need the rest.
@@ -46,7 +45,9 @@ class KVLayout:
 
     Blocks come first, and a block's layers lie side by side, so that a block moves as one piece. Measurements of others
     on an H100, between its memory and the CPU's: copies of 32 KB, as of a block scattered over its layers, reach 8
-    GB/s; gathering into a staging buffer first 34; whole blocks 46 to 48 of the link's 51.
+    GB/s; gathering into a staging buffer first 34; whole blocks 46 to 48 of the link's 51. But each layer reads a part
+    of every block, and so all pages of the pool: with `layers_together` only so many layers lie side by side (0: all),
+    in a pool of their own, whose pages the other layers leave alone. A block is the same bytes in the same order.
 
     `dtype` is the cache's, which may be narrower than the model's; of int8, scales lie in the same block.
     """
@@ -56,10 +57,12 @@ class KVLayout:
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    layers_together: int = 0
 
     @classmethod
-    def of(cls, config: ModelSizes, block_size: int, dtype: torch.dtype) -> Self:
-        return cls(group_layers(config.windows), block_size, config.num_kv_heads, config.head_dim, dtype)
+    def of(cls, config: ModelSizes, block_size: int, dtype: torch.dtype, layers_together: int = 0) -> Self:
+        groups = group_layers(config.windows)
+        return cls(groups, block_size, config.num_kv_heads, config.head_dim, dtype, layers_together)
 
     @property
     def cache_shape(self) -> CacheShape:
@@ -83,15 +86,27 @@ class KVLayout:
     def bytes_per_block(self) -> int:
         return self.block_size * self.layers_per_group * self.bytes_per_layer_token
 
-    def shape(self, num_blocks: int, *, heads_first: bool = False) -> tuple[int, ...]:
-        """Returns the shape of the tensor that holds `num_blocks` blocks.
+    @property
+    def layers_per_pool(self) -> int:
+        """Returns the layers of a group that lie in one pool; the last pool may have fewer."""
+        return min(self.layers_together or self.layers_per_group, self.layers_per_group)
 
-        It is [num_blocks, layers_per_group, 2, block_size, kv_heads, `CacheShape.width`] (2: keys, values), or with
-        `heads_first` [..., kv_heads, block_size, `CacheShape.width`].
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Returns the shape of a block whose tokens come first: [layers_per_group, 2 (keys, values), block_size,
+        kv_heads, `CacheShape.width`]."""
+        return (self.layers_per_group, 2, self.block_size, self.num_kv_heads, self.cache_shape.width)
+
+    def shapes(self, num_blocks: int, *, heads_first: bool = False) -> list[tuple[int, ...]]:
+        """Returns the shape of each pool that holds some layers of `num_blocks` blocks.
+
+        It is [num_blocks, layers, 2, block_size, kv_heads, `CacheShape.width`] (2: keys, values), or with `heads_first`
+        [..., kv_heads, block_size, `CacheShape.width`].
         """
         tokens_and_heads = self.block_size, self.num_kv_heads
-        inner = reversed(tokens_and_heads) if heads_first else tokens_and_heads
-        return (num_blocks, self.layers_per_group, 2, *inner, self.cache_shape.width)
+        inner = (2, *(reversed(tokens_and_heads) if heads_first else tokens_and_heads), self.cache_shape.width)
+        each, num_layers = self.layers_per_pool, self.layers_per_group
+        return [(num_blocks, min(each, num_layers - first), *inner) for first in range(0, num_layers, each)]
 
 
 def group_layers(windows: Sequence[int]) -> list[LayerGroup]:
@@ -123,10 +138,10 @@ class KVCacheError(Exception):
 class KVCache:
     """Holds the keys and values of `num_blocks` blocks on the model's device, and of `num_cpu_blocks` in CPU memory.
 
-    `layers` holds each layer's cache, with its (key scale, value scale) of `scales` if those are given. On a GPU the
-    tokens of a head lie side by side in a block: a kernel reads them as one piece. A host that cannot pin memory for a
-    GPU leaves it without CPU blocks: `num_cpu_blocks` tells how many there are. Raises `KVCacheError` if there is no
-    room.
+    `layers` holds each layer's cache, with its (key scale, value scale) of `scales` if those are given; `pools` the
+    blocks as bytes, some layers each. On a GPU the tokens of a head lie side by side in a block: a kernel reads them as
+    one piece. A host that cannot pin memory for a GPU leaves it without CPU blocks: `num_cpu_blocks` tells how many
+    there are. Raises `KVCacheError` if there is no room.
     """
 
     def __init__(
@@ -142,14 +157,16 @@ class KVCache:
             raise KVCacheError(f"{num_blocks} KV blocks are asked for; a sequence needs at least one")
         heads_first = device.type != "cpu"
         with _room_for(layout, num_blocks, device, "--kv-cache-memory"):
-            self._blocks = _device_blocks(layout.shape(num_blocks, heads_first=heads_first), layout.dtype, device)
+            self._blocks = _device_blocks(layout.shapes(num_blocks, heads_first=heads_first), layout.dtype, device)
         with _room_for(layout, num_cpu_blocks, torch.device("cpu"), "--swap-memory"):
-            cpu_blocks = _cpu_blocks(layout.shape(num_cpu_blocks, heads_first=heads_first), layout.dtype, device)
-        self.num_blocks, self.num_cpu_blocks = num_blocks, len(cpu_blocks)
+            cpu_blocks = _cpu_blocks(layout.shapes(num_cpu_blocks, heads_first=heads_first), layout.dtype, device)
+        self.num_blocks, self.num_cpu_blocks = num_blocks, len(cpu_blocks[0])
         self.layout = layout
-        self._rows, self._cpu_rows = _rows(self._blocks), _rows(cpu_blocks)
         self._mover = block_mover(self._blocks, cpu_blocks)
-        tokens_first = self._blocks.transpose(3, 4) if heads_first else self._blocks
+        self.pools = [
+            LayerPool(*blocks, layout.cache_shape, self._mover) for blocks in zip(self._blocks, cpu_blocks, strict=True)
+        ]
+        tokens_first = [blocks.transpose(3, 4) if heads_first else blocks for blocks in self._blocks]
         self.layers = _layer_caches(layout, tokens_first, scales)
 
     def move(self, moves: BlockMoves) -> None:
@@ -177,94 +194,34 @@ class KVCache:
         """
         if len(block_ids):
             self._mover.before_writing_any()
-            self._blocks.index_fill_(0, block_ids, 0)
-            self._mover.used([range(len(self._blocks))])
-
-    @property
-    def bytes_per_block(self) -> int:
-        return self.layout.bytes_per_block
-
-    @property
-    def is_here(self) -> bool:
-        """Tells whether device blocks are in memory that this process reads itself."""
-        return self._blocks.device.type == "cpu"
-
-    def read(self, block_ids: Sequence[int]) -> list[Tensor]:
-        """Returns the bytes of device blocks, [bytes] uint8 each: the blocks themselves where they are `is_here`, else
-        copies, valid once the device has done what it was given so far."""
-        if self.is_here:
-            return [self._rows[block_id] for block_id in block_ids]
-        wanted = upload(np.array(block_ids, dtype=np.int64), self._blocks.device)
-        copies = list(download(self._rows.index_select(0, wanted)))
-        self._mover.used([tuple(block_ids)])
-        return copies
-
-    def rows(self, *, in_cpu: bool) -> Tensor | None:
-        """Returns the bytes of all blocks, [blocks, bytes] uint8, of the device or `in_cpu`; None where they are not in
-        this process's memory."""
-        return self._cpu_rows if in_cpu else (self._rows if self.is_here else None)
-
-    def fill(self, block_id: int, content: Tensor) -> None:
-        """Writes the bytes of a block into a CPU block, once no swap is under way."""
-        self._mover.finish_swaps()
-        self._cpu_rows[block_id].copy_(content)
-
-    def is_finite(self, content: Tensor) -> bool:
-        """Tells whether the bytes of a block are finite numbers all: of int8, its scales."""
-        return all(_is_finite(part) for part in self._floats(content))
-
-    def _floats(self, content: Tensor) -> list[Tensor]:
-        layout = self.layout
-        if layout.dtype == torch.float8_e4m3fn:
-            return [content.view(layout.dtype).float()]
-        if layout.dtype != torch.int8:
-            return [content.view(layout.dtype)]
-        # Of each head, all codes come before all scales (`octavo.kernels.backend.int8_scale_bytes`).
-        heads = content.view(layout.layers_per_group, 2, layout.num_kv_heads, -1)
-        scales = heads[..., layout.block_size * layout.head_dim :]
-        keys, values = scales[:, 0].contiguous(), scales[:, 1, :, : 4 * layout.block_size].contiguous()
-        return [keys.view(torch.bfloat16), values.view(torch.float32)]
+            for blocks in self._blocks:
+                blocks.index_fill_(0, block_ids, 0)
+            self._mover.used([range(self.num_blocks)])
 
 
-def _is_finite(numbers: Tensor) -> bool:
-    """Tells whether all numbers of a float type are finite, by their bits, in no memory of its own. NumPy looks at
-    them, alone: torch would wake threads of its own, for which the kernels' threads leave no core."""
-    bits, unsigned = (torch.int16, np.uint16) if numbers.element_size() == 2 else (torch.int32, np.uint32)
-    infinity = int(torch.tensor(math.inf, dtype=numbers.dtype).view(bits))
-    signed = numbers.contiguous().view(bits).numpy()
-    # As signed numbers the largest is positive, if any is; as unsigned ones negative, if any is.
-    sign = torch.iinfo(bits).max + 1
-    return int(signed.max()) < infinity and int(signed.view(unsigned).max()) < sign + infinity
-
-
-def _rows(blocks: Tensor) -> Tensor:
-    """Returns the bytes of each block, [num_blocks, bytes]."""
-    return blocks.reshape(len(blocks), math.prod(blocks.shape[1:])).view(torch.uint8)
-
-
-def _device_blocks(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _device_blocks(shapes: list[tuple[int, ...]], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
     if device.type == "cpu":
-        return zeros(shape, dtype, touched=True)
+        return [zeros(shape, dtype, touched=True) for shape in shapes]
     if device.type == "cuda" and not torch.cuda.is_available():
         raise KVCacheError(f"there is no GPU, or no driver for one, to hold KV blocks on {device}")
-    return torch.zeros(shape, dtype=dtype, device=device)
+    return [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes]
 
 
-def _cpu_blocks(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _cpu_blocks(shapes: list[tuple[int, ...]], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
     """Allocates CPU blocks: pinned where a GPU swaps to them, which is fastest; else they take no memory until used."""
     if device.type == "cpu":
-        return zeros(shape, dtype)
-    if math.prod(shape) * dtype.itemsize > available_memory():
+        return [zeros(shape, dtype) for shape in shapes]
+    if sum(map(math.prod, shapes)) * dtype.itemsize > available_memory():
         # Pinned memory is taken at once, and a process that takes too much is killed.
         raise OSError(errno.ENOMEM, "too little memory is free")
     try:
-        return pinned_zeros(shape, dtype)
+        return [pinned_zeros(shape, dtype) for shape in shapes]
     except PinningError as error:
         logger.warning("no blocks to swap to: %s; whoever is preempted is recomputed", error)
     with suppress(RuntimeError):
         # CUDA reports a refusal once more, at the next launch.
         torch.zeros(1, device=device)
-    return torch.empty((0, *shape[1:]), dtype=dtype)
+    return [torch.empty((0, *shape[1:]), dtype=dtype) for shape in shapes]
 
 
 @contextmanager
@@ -278,15 +235,18 @@ def _room_for(layout: KVLayout, num_blocks: int, device: torch.device, option: s
         ) from error
 
 
-def _layer_caches(layout: KVLayout, blocks: Tensor, scales: Sequence[tuple[float, float]] | None) -> list[LayerCache]:
+def _layer_caches(
+    layout: KVLayout, pools: list[Tensor], scales: Sequence[tuple[float, float]] | None
+) -> list[LayerCache]:
     """Returns the caches in the order of the layers: a group's layers lie in the places 0, 1, ... of its blocks.
 
-    `blocks` is [num_blocks, layers_per_group, 2, block_size, kv_heads, width].
+    Each of `pools` is [num_blocks, layers, 2, block_size, kv_heads, width].
     """
+    places = [blocks[:, place] for blocks in pools for place in range(blocks.shape[1])]
     caches = {
-        layer: LayerCache(index, blocks[:, place, 0], blocks[:, place, 1], *(scales[layer] if scales else ()))
+        layer: LayerCache(index, place[:, 0], place[:, 1], *(scales[layer] if scales else ()))
         for index, group in enumerate(layout.groups)
-        for place, layer in enumerate(group.layers)
+        for layer, place in zip(group.layers, places, strict=False)
     }
     return [caches[layer] for layer in range(len(caches))]
 

@@ -134,7 +134,7 @@ class ModelRunner:
             self._draft = self._load_draft(draft_directory, directory, choice) if draft_directory else None
             self._make_cache(choice)
             self.grammars = Grammars(directory)
-            self.paged_model = PagedModel(self._model, self._kv_cache, self._paging)
+            self.paged_model = self._make_paged_model()
             draft_model = self._make_draft_model()
             self.executor = self._make_executor(followers, draft_model)
             self._bytes = BlockBytes([self._kv_cache])
@@ -227,7 +227,7 @@ class ModelRunner:
         """Lays the draft model's keys and values out in the model's blocks, and compiles it where it can be."""
         dtype, quantized = _torch_dtype(settings, self._device, directory), has_quantized_integers(directory)
         cache_dtype = _cache_dtype("auto", dtype, self._device, quantized=quantized)
-        placed = DraftLayout.of(model.config, self.kv_groups, self.block_size, cache_dtype)
+        placed = DraftLayout.of(model.config, self.kv_groups, self.block_size, cache_dtype, self._settings.kv_layout)
         choice = choose_attention(placed.layout.cache_shape, self._device, dtype)
         return LoadedDraft(compiled(model, choice.attention), choice, placed)
 
@@ -242,8 +242,8 @@ class ModelRunner:
 
     def _attend_over(self, model: Decoder, cache_dtype: torch.dtype) -> AttentionChoice:
         """Lays out a cache of `cache_dtype` for `model`; returns the attention that it takes."""
-        self._layout = KVLayout.of(model.config, self.block_size, cache_dtype)
         settings = self._settings
+        self._layout = KVLayout.of(model.config, self.block_size, cache_dtype, settings.kv_layout)
         try:
             return choose_attention(
                 self._layout.cache_shape,
@@ -306,6 +306,20 @@ class ModelRunner:
     def _agreed(self, number: int) -> int:
         """Returns the least `number` of all ranks."""
         return min(self._group.exchange(number))
+
+    def _make_paged_model(self) -> PagedModel:
+        """Makes the model that ranks compute together step by step; a single rank on a GPU has an executor that knows
+        more of its steps."""
+        if self._group.size > 1 and self._head is None:
+            wanted = self._settings.cuda_graphs and self._paging.attention.name == "triton"
+            if self._agreed(int(wanted)):
+                from octavo.worker.gpu.captured_model import CapturedModel
+
+                graph_batch = self._settings.graph_batch
+                return CapturedModel(self._model, self._kv_cache, self._paging, self._group, graph_batch)
+            if wanted:
+                logger.warning("steps are not captured as CUDA graphs: another rank does not capture them")
+        return PagedModel(self._model, self._kv_cache, self._paging)
 
     def _make_executor(self, followers: Followers, draft_model: DraftModel | None) -> "Executor | GpuExecutor":
         if self._head is not None:

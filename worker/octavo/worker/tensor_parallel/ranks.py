@@ -215,8 +215,6 @@ class Ranks:
 @contextmanager
 def joined(config: WorkerConfig) -> Iterator[Ranks]:
     """Joins the replica of which `config` makes this process a rank. Raises `RendezvousError`, `RankLostError`."""
-    if config.device == "cuda" and config.cuda_graphs:
-        logger.info("with --tp steps are not captured as CUDA graphs")
     if config.tp_rank is None:
         with LocalRanks(config.tp, runtime_directory()) as local, _met(config, 0, local.rendezvous) as ranks:
             if config.device == "cpu":

@@ -98,7 +98,9 @@ def steps(*, rehearse: bool = False) -> list[Step]:
             Step(
                 "tests", "some tests", (*pytest, f"{_TESTS[0]}/test_splits.py"), 60.0, ("pytest", "torch"), on_gpu=False
             ),
-            Step("layout", "pool, ragged batches", (*quick, "K10,K11"), 90.0, ("torch", "triton"), **interpreted),
+            Step(
+                "layout", "pool, ragged batches", (*quick, "K10,K11,K13,S4"), 90.0, ("torch", "triton"), **interpreted
+            ),
             Step("kernels", "kernels and moves", (*quick, "K8,K9,S1"), 60.0, ("torch", "triton"), **interpreted),
             Step("steps", "decode steps", (*quick, "R1"), 90.0, ("torch", "triton"), **interpreted),
         ]
@@ -108,7 +110,7 @@ def steps(*, rehearse: bool = False) -> list[Step]:
         Step("ahead", "every kernel compiles", (*ahead, "--capabilities", "{capability}"), 80.0, ("torch", "triton")),
         Step("gpu", "what needs one", (*pytest, "-x", "-m", "gpu", *_TESTS, *not_again), 90.0, ("pytest", "triton")),
         Step("tests", "all tests of kernels", (*pytest, *workers, *_TESTS, *not_again), 110.0, ("pytest", "triton")),
-        Step("layout", "pool, ragged batches", (*bench, "--only", "K10,K11"), 50.0, ("triton",)),
+        Step("layout", "pool, ragged batches", (*bench, "--only", "K10,K11,K13,S4"), 75.0, ("triton",)),
         Step("kernels", "kernels and moves", (*bench, "--only", "K1,K4,K5,K6,K7,K8,K9,S1"), 110.0, ("triton",)),
         Step("steps", "decode steps", (*bench, "--only", "R1"), 140.0, ("triton", "msgspec")),
     ]  # fmt: skip

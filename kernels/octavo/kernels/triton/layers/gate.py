@@ -57,10 +57,10 @@ def gated(gate_up: Tensor, activation: str) -> Tensor:
         raise ValueError(f"{activation!r} is none of the activations {', '.join(ACTIVATIONS)}")
     if gate_up.dim() != 2 or gate_up.shape[1] % 2 or gate_up.stride(1) != 1 or gate_up.dtype not in POINTERS:
         raise ValueError(f"gate and up are [tokens, 2 * n], not {list(gate_up.shape)} {gate_up.dtype}")
-    tokens, size = len(gate_up), gate_up.shape[1] // 2
+    tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
     output = torch.empty((tokens, size), dtype=gate_up.dtype, device=gate_up.device)
     if tokens and size:
-        grid = (tokens, triton.cdiv(size, _BLOCK))
+        grid = (tokens, -(-size // _BLOCK))
         _gate_kernel[grid](gate_up, output, gate_up.stride(0), size, ACTIVATION=activation, BLOCK=_BLOCK)
     return output
 

@@ -154,10 +154,11 @@ def rope_and_cache(
     _check_tokens(qkv, positions, slot_mapping, shape)
     check_dtypes(qkv, key_cache, key_scale, value_scale)
     _check_tables(cos, sin, q_norm, k_norm, shape)
-    query = torch.empty((len(qkv), num_heads, shape.head_dim), dtype=qkv.dtype, device=qkv.device)
-    if not len(qkv):
+    tokens, kv_heads_each = qkv.shape[0], shape.kv_heads_each
+    query = torch.empty((tokens, num_heads, shape.head_dim), dtype=qkv.dtype, device=qkv.device)
+    if not tokens:
         return query
-    _rope_and_cache_kernel[(len(qkv), triton.cdiv(num_kv_heads, shape.kv_heads_each))](
+    _rope_and_cache_kernel[(tokens, -(-num_kv_heads // kv_heads_each))](
         qkv,
         query,
         positions,
