@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +176,30 @@ def test_an_id_that_a_conversation_has_is_given_no_second_item(store: Store) -> 
     assert said(store.conversation_before("t", "conv_a").items) == ["0"]
 
 
+def test_items_are_named_by_their_tenant_alone(store: Store, clock: Clock) -> None:
+    answer = [{"id": "msg_0_a", "type": "message", "role": "assistant", "content": "a"}]
+    body = msgspec.json.encode({"status": "completed", "output": answer})
+    mine = [{"id": "mine", "type": "message", "role": "user", "content": "first"}]
+    store.add(NewResponse("t", "resp_a", body, json.dumps(mine).encode()), ended=True)
+    store.add_conversation("t", "conv_a", b"{}", [{**mine[0], "content": "second"}, {**answer[0], "content": "b"}])
+    found = store.items_named("t", {"mine": "", "msg_0_a": ""})
+    # The latest that was said under that id; and what was answered, whoever says something else.
+    assert said([b"[%b]" % item for item in found.values()]) == ["second", "a"]
+    for item_id in ("mine", "msg_0_a"):
+        with pytest.raises(NotFound) as refused:
+            store.items_named("someone else", {item_id: "input[3].id"})
+        assert refused.value.metadata["field"] == "input[3].id"
+    store.remove(Kind.RESPONSE, "t", "resp_a")
+    assert said([b"[%b]" % item for item in store.items_named("t", {"msg_0_a": ""}).values()]) == ["b"]
+    clock.time += 1100
+    with pytest.raises(NotFound):
+        store.items_named("t", {"mine": ""})
+    large = [{"id": str(n), "type": "message", "role": "user", "content": "x" * 1_000_000} for n in range(5)]
+    store.add_conversation("t", "conv_b", b"{}", large)
+    with pytest.raises(InvalidRequest, match="what was said before has more than"):
+        store.items_named("t", {item["id"]: "" for item in large})
+
+
 # -- room and age ------------------------------------------------------------------------------------------------------
 
 
@@ -306,6 +330,82 @@ def test_a_sweep_finds_the_responses_of_frontends_that_are_gone(tmp_path: Path, 
     [row] = store._execute("SELECT owner FROM records").fetchall()
     assert row["owner"] is None
     assert [path.name for path in (tmp_path / "responses").glob("*.lock")] == [f"frontend-{store.owner.name}.lock"]
+
+
+def damage_its_items(store: Store, key: int) -> None:
+    store._execute("UPDATE items SET body = ? WHERE record = ?", b"{", key)
+
+
+def allow_little(store: Store, key: int) -> None:
+    store._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 2000)
+
+
+def refuse_its_events(store: Store, key: int) -> None:
+    store._execute(
+        f"CREATE TRIGGER refuse BEFORE INSERT ON events WHEN new.record = {key} BEGIN"
+        " SELECT raise(ABORT, 'refused'); END"
+    )
+
+
+def refuse_anything(store: Store, key: int) -> None:
+    refuse_its_events(store, key)
+    store._execute(
+        f"CREATE TRIGGER refuse_it BEFORE UPDATE ON records WHEN new.key = {key} BEGIN"
+        " SELECT raise(ABORT, 'refused'); END"
+    )
+
+
+@pytest.mark.parametrize("plant", [damage_its_items, allow_little, refuse_its_events, refuse_anything])
+def test_a_response_that_cannot_be_written_fails_alone(
+    store: Store, plant: Callable[[Store, int], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    store.add_conversation("t", "conv_a", b"{}", [])
+    conversation = store.conversation_before("t", "conv_a").key
+    names = ("before", "bad", "after")
+    keys = {name: add(store, name, status="in_progress", conversation=conversation) for name in names}
+    plant(store, keys["bad"])
+    events = [event_of("x", 0, {}), event_of("x", 1, {"text": os.urandom(4000).hex()})]
+    progress = [
+        Progress(keys[name], 0, events if name == "bad" else events[:1], body_of(name), ended=True) for name in names
+    ]
+    outcomes = store.advance(progress)
+    kept = {keys["before"]: Outcome.KEPT, keys["after"]: Outcome.KEPT}
+    assert outcomes == {**kept, keys["bad"]: Outcome.UNWRITABLE}
+    assert "a response has failed that could not be written" in caplog.text
+    store._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1 << 30)
+    for name in ("before", "after"):
+        assert (find(store, name).status, events_of(store, keys[name])) == ("completed", events[:1])
+    assert said(store.conversation_before("t", "conv_a").items) == [
+        *("asked before", "before"),
+        *("asked after", "after"),
+    ]
+    found = find(store, "bad")
+    if plant is refuse_anything:
+        # It can be read all the same, and removed.
+        assert (found.status, found.ended) == ("in_progress", False)
+        return
+    response = msgspec.json.decode(found.body)
+    assert (found.status, found.ended, response["error"]["code"]) == ("failed", True, "server_error")
+    assert "could not be stored" in response["error"]["message"]
+    told = [json.loads(event.decode().partition("data: ")[2]) for event in events_of(store, keys["bad"])]
+    assert [event["type"] for event in told] == ([] if plant is refuse_its_events else ["response.failed"])
+    if plant is not damage_its_items:
+        assert_sound(store)
+
+
+def test_a_damaged_response_of_a_frontend_that_is_gone_fails_beside_others(
+    tmp_path: Path, clock: Clock, store: Store
+) -> None:
+    gone = Store(tmp_path / "responses", ROOMY, clock)
+    for name in "abc":
+        add(gone, name, status="in_progress", is_background=True)
+    gone._execute("UPDATE records SET body = ? WHERE id = 'resp_a'", b"{")
+    refuse_its_events(gone, find(gone, "b").key)
+    os.close(gone.owner._lock)
+    store.sweep()
+    for name in "abc":
+        response = msgspec.json.decode(find(store, name).body)
+        assert (response["status"], response["error"]["code"]) == ("failed", "server_error")
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------

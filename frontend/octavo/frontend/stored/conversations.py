@@ -1,6 +1,7 @@
 """Serves conversations: items that are kept under a name, to which responses add their turns."""
 
 import secrets
+from functools import partial
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -18,7 +19,7 @@ from octavo.frontend.openai.responses_input import Item, messages_of
 from octavo.frontend.request.chat import Chat
 from octavo.frontend.request.request import GenerationRequest
 from octavo.frontend.request.validation import check_form
-from octavo.frontend.stored.items import kept_items
+from octavo.frontend.stored.items import kept_items, resolved
 from octavo.frontend.stored.retrieval import items_page, json, listed
 from octavo.frontend.stored.service import StoredResponses
 from octavo.frontend.stored.store import Store
@@ -47,7 +48,7 @@ class ItemsBody(msgspec.Struct, frozen=True, kw_only=True):
 async def create(api: Api, request: Request, stored: StoredResponses) -> Response:
     """Makes a conversation, with the items that it begins with."""
     body, unknown = await read_call(request, ConversationBody, {}, api.generation.beginnings)
-    items = _items_of(body.items)
+    items = await _items_of(request, stored, body.items)
     conversation: dict[str, Any] = {
         "id": f"conv_{secrets.token_hex(16)}",
         "object": "conversation",
@@ -88,7 +89,8 @@ async def list_items(api: Api, request: Request, stored: StoredResponses) -> Res
 async def add_items(api: Api, request: Request, stored: StoredResponses) -> Response:
     """Appends items to a conversation."""
     body, unknown = await read_call(request, ItemsBody, {}, api.generation.beginnings)
-    added = await stored.store.call(Store.add_items, *_named(request), _items_of(body.items))
+    items = await _items_of(request, stored, body.items)
+    added = await stored.store.call(Store.add_items, *_named(request), items)
     return _answer(listed(added), unknown)
 
 
@@ -105,14 +107,20 @@ async def delete_item(api: Api, request: Request, stored: StoredResponses) -> Re
     return json(record.body)
 
 
-def _items_of(raw: Raw) -> list[dict[str, Any]]:
-    """Returns items as they are kept. Raises `InvalidRequest`, `Unsupported` for what no prompt could be made of."""
-    items = decoded("items", raw, list[Item], MAX_BODY) or []
+async def _items_of(request: Request, stored: StoredResponses, raw: Raw) -> list[dict[str, Any]]:
+    """Returns items as they are kept. Raises `InvalidRequest`, `Unsupported` for what no prompt could be made of, and
+    `NotFound` for references to what is not there."""
+    text = await stored.store.call(_resolved, origin_of(request)["tenant"], given(raw))
+    items = decoded("items", Raw(text), list[Item], MAX_BODY) or []
     if len(items) > _MAX_ITEMS:
         raise bad_parameter("items", f"a list of {len(items)}", f"at most {_MAX_ITEMS} are added at once")
     if items:
         check_form(GenerationRequest(Chat(tuple(messages_of(items, [])))))
-    return kept_items(msgspec.json.decode(given(raw) or b"[]"))
+    return kept_items(msgspec.json.decode(text or b"[]"))
+
+
+def _resolved(store: Store, tenant: str, text: bytes) -> bytes:
+    return resolved("items", text, partial(store.items_named, tenant))
 
 
 def _named(request: Request) -> tuple[str, str]:

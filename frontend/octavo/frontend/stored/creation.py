@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -20,6 +21,7 @@ from octavo.frontend.openai.response_answer import ResponseAnswer
 from octavo.frontend.openai.responses import ResponsesCall, answered, prepared, whole_answer
 from octavo.frontend.openai.responses_input import RESPONSES_UNSUPPORTED, Item, ResponsesBody
 from octavo.frontend.stored.background import BackgroundRun
+from octavo.frontend.stored.items import resolved
 from octavo.frontend.stored.service import StoredResponses
 from octavo.frontend.stored.store import Store
 from octavo.frontend.stored.values import NewResponse
@@ -38,8 +40,10 @@ _Named: Final[Any] = str | _ConversationName
 
 @dataclass(frozen=True)
 class _Earlier:
-    """Holds what a call goes on from: keys of the store, and all items that were said."""
+    """Holds what a call goes on from: keys of the store, and all items that were said; and its `input`, without
+    references."""
 
+    input: bytes
     previous: int | None = None
     conversation: int | None = None
     items: Sequence[Item] = ()
@@ -53,8 +57,9 @@ async def create(api: Api, request: Request, stored: StoredResponses) -> Respons
     body = msgspec.structs.replace(body, request_id=body.request_id or fresh_id())
     tenant, response_id = origin_of(request)["tenant"], f"resp_{body.request_id}"
     earlier = await stored.store.call(
-        _read_earlier, tenant, "" if body.store is False else response_id, body.previous_response_id, conversation
+        _read_earlier, tenant, "" if body.store is False else response_id, body, conversation
     )
+    body = msgspec.structs.replace(body, input=msgspec.Raw(earlier.input))
     stored_as: dict[str, Any] = {
         "store": body.store is not False,
         "background": bool(body.background),
@@ -162,16 +167,17 @@ def _check(body: ResponsesBody, conversation: str) -> None:
             raise bad_parameter(field, "used", "it needs what `store: false` forbids; leave one of them out")
 
 
-def _read_earlier(store: Store, tenant: str, own_id: str, previous: str | None, conversation: str) -> _Earlier:
+def _read_earlier(store: Store, tenant: str, own_id: str, body: ResponsesBody, conversation: str) -> _Earlier:
     """Reads what a call goes on from. Raises `AlreadyExists` where its `own_id` is taken, and what `Store` raises."""
     store.check_free(tenant, own_id)
-    if previous:
-        before = store.turns_before(tenant, previous)
-        return _Earlier(before.key, None, _read(before.items))
+    said = resolved("input", given(body.input), partial(store.items_named, tenant))
+    if body.previous_response_id:
+        before = store.turns_before(tenant, body.previous_response_id)
+        return _Earlier(said, before.key, None, _read(before.items))
     if conversation:
         before = store.conversation_before(tenant, conversation)
-        return _Earlier(None, before.key, _read(before.items))
-    return _Earlier()
+        return _Earlier(said, None, before.key, _read(before.items))
+    return _Earlier(said)
 
 
 def _read(texts: Sequence[bytes]) -> list[Item]:

@@ -4,10 +4,12 @@ What is used least makes way, of the tenant that has most. A tenant's id means n
 """
 
 import contextlib
+import logging
 import sqlite3
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,11 +17,12 @@ import msgspec
 
 from octavo.frontend.errors import AlreadyExists, InvalidRequest, NotFound, Overloaded, Reason, bad_parameter
 from octavo.frontend.http.connection import MAX_BODY
-from octavo.frontend.openai.response_answer import event_of
-from octavo.frontend.stored.database import Owner, connect, transaction
+from octavo.frontend.openai.response_answer import event_of, response_of
+from octavo.frontend.stored.database import Owner, connect, part, transaction
 from octavo.frontend.stored.items import input_items, with_fresh_id
 from octavo.frontend.stored.values import (
     ANSWERED,
+    NOT_WRITTEN,
     Before,
     Kind,
     Limits,
@@ -32,6 +35,8 @@ from octavo.frontend.stored.values import (
     split,
 )
 
+_log = logging.getLogger(__name__)
+
 # What a record takes beside its texts, reckoned high: with it the limits of bytes bound the number of records too.
 OVERHEAD: Final = 512
 # Items and events that are read at once.
@@ -41,12 +46,18 @@ _BATCHES: Final = 16
 _SAME_USE_S: Final = 60.0
 # The most bytes of the turns before a call: as many as its body may have.
 MAX_BEFORE: Final = MAX_BODY
+# What the disk, the file and those who share it bring about; any other failure is of the one record that is written.
+_OF_ALL: Final = (sqlite3.OperationalError, OSError, MemoryError)
 _LOST: Final = "the frontend that computed this response ended before the response did; send it again"
 
 
 class _Body(msgspec.Struct):
     status: str = ""
     output: msgspec.Raw = msgspec.Raw(b"[]")
+
+
+class _Named(msgspec.Struct):
+    id: str
 
 
 _decode_body = msgspec.json.Decoder(_Body).decode
@@ -212,6 +223,22 @@ class Store:
         body: bytes = row["body"]
         return body
 
+    def items_named(self, tenant: str, places: Mapping[str, str]) -> dict[str, bytes]:
+        """Returns items of the tenant's by their ids, which are given with the places where they are named: of answers
+        or else, of what was kept under that id, the latest. Raises `NotFound`, and `InvalidRequest` for too much."""
+        room, found = Room(MAX_BEFORE), {}
+        answers: dict[str, dict[str, bytes]] = {}
+        for item_id, place in places.items():
+            response_id = response_of(item_id)
+            if response_id not in answers:
+                answers[response_id] = self._answer(tenant, response_id)
+            item = answers[response_id].get(item_id) or self._latest_item(tenant, item_id)
+            if item is None:
+                raise _missing("item", item_id, field=place)
+            room.take(len(item), 1)
+            found[item_id] = item
+        return found
+
     def add_items(self, tenant: str, record_id: str, items: Sequence[Mapping[str, Any]]) -> list[bytes]:
         """Appends items to a conversation, and returns them as they are kept. Raises `NotFound`, `Overloaded`."""
         with transaction(self._connection):
@@ -231,9 +258,10 @@ class Store:
     # -- what is computed -------------------------------------------------------------------------------------------
 
     def advance(self, progress: Iterable[Progress]) -> dict[int, Outcome]:
-        """Writes how far this frontend's responses have got, in one transaction; returns what became of each."""
+        """Writes how far this frontend's responses have got, in one transaction; returns what became of each. One that
+        cannot be written fails alone."""
         with transaction(self._connection):
-            return {each.key: self._advance(each) for each in progress}
+            return {each.key: self._advance_or_fail(each) for each in progress}
 
     def events(self, key: int, first: int) -> list[bytes]:
         """Returns some of a response's events, from the number `first` on; none where there are no more."""
@@ -322,6 +350,25 @@ class Store:
         assert cursor.lastrowid is not None
         return cursor.lastrowid
 
+    def _answer(self, tenant: str, response_id: str) -> dict[str, bytes]:
+        """Returns the items of a response's answer, by their ids; none where the response is not there."""
+        try:
+            body = self.find(Kind.RESPONSE, tenant, response_id).body
+        except NotFound:
+            return {}
+        items = msgspec.json.decode(_decode_body(body).output, type=list[msgspec.Raw])
+        return {msgspec.json.decode(item, type=_Named).id: bytes(item) for item in items}
+
+    def _latest_item(self, tenant: str, item_id: str) -> bytes | None:
+        row = None
+        if item_id.isprintable():
+            row = self._execute(
+                "SELECT items.body FROM items JOIN records ON key = record WHERE items.id = ? AND tenant = ?"
+                " AND (used_at >= ? OR owner IS NOT NULL) ORDER BY key DESC LIMIT 1",
+                *(item_id, tenant, self._oldest),
+            ).fetchone()
+        return row and row["body"]
+
     def _add_items(self, key: int, items: Iterable[Mapping[str, Any]]) -> list[bytes]:
         (place,) = self._execute("SELECT coalesce(max(place), 0) FROM items WHERE record = ?", key).fetchone()
         added = []
@@ -346,6 +393,18 @@ class Store:
         items = [msgspec.json.decode(each["body"]) for each in asked]
         self._add_items(row["conversation"], items + msgspec.json.decode(body.output))
         self._touch(row["conversation"])
+
+    def _advance_or_fail(self, progress: Progress) -> Outcome:
+        try:
+            with part(self._connection):
+                return self._advance(progress)
+        except _OF_ALL:
+            raise
+        except Exception as error:
+            _log.error("a response has failed that could not be written: %r", error)
+        if row := self._execute("SELECT * FROM records WHERE key = ?", progress.key).fetchone():
+            self._fail(row, NOT_WRITTEN)
+        return Outcome.UNWRITABLE
 
     def _advance(self, progress: Progress) -> Outcome:
         row = self._execute(
@@ -380,6 +439,10 @@ class Store:
         )
         self._grow(key, len(text))
 
+    def _end(self, key: int, body: bytes) -> None:
+        self._set_body(key, body)
+        self._execute("UPDATE records SET owner = NULL WHERE key = ?", key)
+
     def _set_body(self, key: int, body: bytes) -> None:
         self._execute(
             "UPDATE records SET num_bytes = num_bytes + ? - length(body), body = ? WHERE key = ?", len(body), body, key
@@ -402,12 +465,27 @@ class Store:
         with transaction(self._connection):
             for owner in owners:
                 for row in self._execute("SELECT * FROM records WHERE owner = ?", owner).fetchall():
-                    response = msgspec.json.decode(row["body"])
-                    response |= {"status": "failed", "error": {"code": "server_error", "message": _LOST}}
-                    last = event_of("failed", row["num_events"], {"response": response})
-                    self._add_events(row["key"], row["num_events"], [last])
-                    self._set_body(row["key"], _encode(response))
-                    self._execute("UPDATE records SET owner = NULL WHERE key = ?", row["key"])
+                    self._fail(row, _LOST)
+
+    def _fail(self, row: sqlite3.Row, message: str) -> None:
+        """Ends a response as failed, as far as that can be written: where its last event cannot be, it has none."""
+        try:
+            response = msgspec.json.decode(row["body"])
+        except msgspec.MsgspecError:
+            response = {"id": row["id"], "object": "response", "created_at": int(row["used_at"]), "output": []}
+        response |= {"status": "failed", "error": {"code": "server_error", "message": message}}
+        last = event_of("failed", row["num_events"], {"response": response})
+        end = partial(self._end, row["key"], _encode(response))
+        tell = partial(self._add_events, row["key"], row["num_events"], [last])
+        for write in (end, tell):
+            try:
+                with part(self._connection):
+                    write()
+            except _OF_ALL:
+                raise
+            except Exception as error:
+                _log.error("that a response has failed could not be written: %r", error)
+                return
 
     def _items_as_list(self, key: int, room: Room) -> bytes:
         bodies = []
@@ -473,11 +551,12 @@ class Store:
         return total
 
 
-def _missing(what: str, record_id: str) -> NotFound:
+def _missing(what: str, record_id: str, **metadata: str) -> NotFound:
     return NotFound(
         Reason.NOT_STORED,
         f"no {what} {record_id[:128]!r} of yours is stored here; it was deleted, has expired, or never was stored",
         id=record_id[:128],
+        **metadata,
     )
 
 

@@ -8,6 +8,8 @@ from typing import Final
 from octavo.frontend.errors import InvalidRequest, Reason
 from octavo.frontend.request.chat import MAX_MESSAGES
 
+# What the reader of a response is told that could not be written.
+NOT_WRITTEN: Final = "the response could not be stored, and the server's log says why; send it again"
 # The statuses of responses with an answer that may be gone on from.
 ANSWERED: Final = ("completed", "incomplete")
 
@@ -82,6 +84,7 @@ class Outcome(enum.Enum):
     CANCELLED = enum.auto()
     GONE = enum.auto()
     NO_ROOM = enum.auto()
+    UNWRITABLE = enum.auto()
 
 
 @dataclass
