@@ -125,6 +125,21 @@ const checks = {
       return `${input.length} parts`;
     });
   },
+  // What was said and called goes back, to Responses by the ids of items that are stored there.
+  async second_turn() {
+    return each(async (model) => {
+      const toolChoice = { type: "tool", toolName: "weather" };
+      const first = await generateText({ model, prompt, tools: { weather }, toolChoice, ...settings });
+      const asked = [{ role: "user", content: prompt }];
+      const second = await generateText({ model, messages: [...asked, ...first.response.messages, ...asked], ...settings });
+      assert(second.text);
+      const fresh = await generateText({ model, messages: asked, ...settings });
+      assert(second.usage.inputTokens > fresh.usage.inputTokens + 10);
+      const named = JSON.stringify(second.request.body).includes("item_reference");
+      assert.equal(named, model === models.responses);
+      return `${second.usage.inputTokens} tokens`;
+    });
+  },
   async completion() {
     const result = await generateText({ model: completion, prompt: "One, two, three,", ...settings, maxOutputTokens: 8 });
     assert(result.text);
