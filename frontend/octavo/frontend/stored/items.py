@@ -51,15 +51,10 @@ def resolved(field: str, said: bytes, find: Callable[[dict[str, str]], Mapping[s
 
 
 def input_items(text: bytes) -> list[dict[str, Any]]:
-    """Returns the items of an input that was checked: JSON of a text, or of a list of items. Items keep their ids."""
+    """Returns the items of an input that was checked, as they are kept: JSON of a text, or of a list of items. Items
+    keep their ids."""
     said = msgspec.json.decode(text)
-    items = [{"role": "user", "content": said}] if isinstance(said, str) else said
-    return kept_items(items)
-
-
-def kept_items(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns items that were checked, as they are kept."""
-    return [_kept(item) for item in items]
+    return [_kept(item) for item in ([{"role": "user", "content": said}] if isinstance(said, str) else said)]
 
 
 def with_fresh_id(item: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from octavo.frontend.errors import InvalidRequest, Reason
 from octavo.frontend.request.chat import MAX_MESSAGES
 
@@ -45,9 +47,10 @@ class Record:
 
 
 @dataclass(frozen=True)
-class NewResponse:
-    """Holds a response that is to be kept: `input` is JSON of a text or of items, what it goes on from are keys."""
+class NewRecord:
+    """Holds a record that is to be kept: `input` is JSON of a text or of items, what it goes on from are keys."""
 
+    kind: Kind
     tenant: str
     id: str
     body: bytes
@@ -55,6 +58,12 @@ class NewResponse:
     previous: int | None = None
     conversation: int | None = None
     is_background: bool = False
+
+
+class Named(msgspec.Struct):
+    """Holds the id of an item, or of a conversation that is named by an object."""
+
+    id: str
 
 
 @dataclass(frozen=True)
