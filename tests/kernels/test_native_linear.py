@@ -103,6 +103,25 @@ def test_a_row_is_the_same_whatever_is_beside_it(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_that_fill_a_cache_several_times_are_multiplied_once_each(
+    library: NativeLibrary, dtype: torch.dtype
+) -> None:
+    # In bf16 two spans of rows, in fp32 three; the last ones are short.
+    inputs, count = 6_000, 390
+    linear = NativeLinear(library, random(70, inputs, dtype=dtype) / 64, None)
+    rows, held = random(count, inputs, dtype=dtype, seed=1), random(count, 70, dtype=dtype, seed=2)
+    op, outputs = linear.op(added=1.0, y_stride=70), held.clone()
+    library.functions.octavo_linear(byref(op), rows.data_ptr(), outputs.data_ptr(), count, NUMBERS[dtype], 3)
+    for first in (0, 150, 180, 380):
+        some = slice(first, first + 10)
+        alone = held[some].clone()
+        library.functions.octavo_linear(byref(op), rows[some].data_ptr(), alone.data_ptr(), 10, NUMBERS[dtype], 1)
+        assert torch.equal(outputs[some], alone), first
+    expected = held.float() + F.linear(rows.float(), random(70, inputs, dtype=dtype).float() / 64)
+    assert_close(outputs, expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_the_number_of_threads_does_not_show(library: NativeLibrary, dtype: torch.dtype) -> None:
     rows, results = random(20, 130, dtype=dtype, seed=1), []
     for count in (1, 2, 3, 9):

@@ -263,6 +263,16 @@ def test_a_row_is_the_same_whatever_is_beside_it(library: NativeLibrary, activat
     assert torch.equal(linear(rows.flip(0)).flip(0), together)
 
 
+def test_rows_that_fill_a_cache_twice_are_multiplied_once_each(library: NativeLibrary) -> None:
+    # The second span has fewer rows than are widened for.
+    linear = NativeQuantizedLinear(library, weight_of("q4_k", 40, 12_032), None)
+    rows = outlying(393, 12_032, seed=1)
+    with threads(3):
+        together = linear(rows)
+    for first in (0, 170, 380):
+        assert torch.equal(linear(rows[first : first + 13]), together[first : first + 13]), first
+
+
 def test_the_number_of_threads_does_not_show(library: NativeLibrary) -> None:
     rows, results = outlying(20, 512, seed=1), []
     linear = NativeQuantizedLinear(library, weight_of("q6_k", 200, 512), None)

@@ -68,6 +68,26 @@ def test_a_file_that_ends_anywhere_holds_the_blocks_that_end_before(path: Path) 
         assert found(path) == whole, length
 
 
+@pytest.mark.parametrize("call", ["fstat", "pread"])
+def test_a_first_block_may_be_written_between_any_two_calls_of_a_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    writer = SegmentWriter(tmp_path / "place", 7, LAYOUT)
+    real = getattr(os, call)
+
+    def call_then_write(*arguments: int) -> object:
+        monkeypatch.undo()
+        result = real(*arguments)
+        assert writer.append(name_of(0), [memoryview(payload_of(0))]) == 0
+        return result
+
+    with opened(writer.path) as descriptor:
+        monkeypatch.setattr(os, call, call_then_write)
+        assert read_names(descriptor, LAYOUT) in ([], [name_of(0)])
+        assert read_names(descriptor, LAYOUT) == [name_of(0)]
+    writer.close()
+
+
 def test_a_writer_that_was_killed_anywhere_leaves_the_blocks_that_it_had_finished(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

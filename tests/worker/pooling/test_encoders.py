@@ -47,7 +47,7 @@ def make(directory: Path, family: str, head: str = "Model", **changes: Any) -> A
     """Writes a random model, and returns it as transformers has it."""
     torch.manual_seed(0)
     name, config = _MODELS[family]
-    made = getattr(transformers, f"{name}{head}")(getattr(transformers, f"{name}Config")(**config, **changes))
+    made = getattr(transformers, f"{name}{head}")(getattr(transformers, f"{name}Config")(**{**config, **changes}))
     for parameter in made.parameters():
         if parameter.dim() == 1:
             torch.nn.init.normal_(parameter, 0.5, 0.3)
@@ -141,6 +141,17 @@ def test_bf16_is_near_fp32(tmp_path: Path, runner_of: Callable[..., EncoderRunne
     coarse = outputs(runner_of(tmp_path, dtype="bfloat16"), items)
     for one, other in zip(exact, coarse, strict=True):
         np.testing.assert_allclose(one, other, atol=0.1)
+
+
+def test_a_step_whose_rows_fill_a_cache_twice_changes_no_vector(tmp_path: Path) -> None:
+    make(tmp_path, "bert", intermediate_size=8_192)
+    runner = EncoderRunner(tmp_path, ModelSettings(threads=2))
+    items = [item(number, [number % 290 + 5, *range(5, 50)]) for number in range(5)]
+    alone = [outputs(runner, [each])[0] for each in items]
+    for together, expected in zip(outputs(runner, items), alone, strict=True):
+        np.testing.assert_allclose(together, expected, atol=1e-6)
+        if runner.kernels == "native":
+            np.testing.assert_array_equal(together, expected)
 
 
 def write_sentence_files(directory: Path, pooling: dict[str, Any], *modules: str, **limits: Any) -> None:

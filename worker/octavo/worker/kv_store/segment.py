@@ -122,8 +122,9 @@ def read_layout(descriptor: int) -> SegmentLayout:
 def read_names(descriptor: int, layout: SegmentLayout, start: int = 0) -> list[bytes | None]:
     """Returns the names in the table from slot `start` on, None for a damaged entry. What the file is too short for is
     left out. Raises `OSError`."""
-    table = os.pread(descriptor, _ENTRY.size * (layout.slots - start), layout.entry_at(start))
+    # Its length first: another process may be writing the first block, and the table before it.
     stop = min(layout.slots, (os.fstat(descriptor).st_size - layout.first_slot) // layout.identity.block_bytes)
+    table = os.pread(descriptor, _ENTRY.size * (layout.slots - start), layout.entry_at(start))
     entries = (table[offset : offset + _ENTRY.size] for offset in range(0, _ENTRY.size * (stop - start), _ENTRY.size))
     return [_name_in(entry, slot) for slot, entry in enumerate(takewhile(_EMPTY.__ne__, entries), start)]
 

@@ -494,12 +494,11 @@ class KVStore:
     def _begin_segment(self) -> tuple[SegmentWriter, Segment]:
         """Makes room for a segment, and the segment."""
         prepare(self._directory)
-        # No refresh may see a segment that is being removed: it would drop the blocks, or find them once more, uncounted.
-        with locked(self._directory), self._refreshing:
+        with locked(self._directory):
             files = all_segments(self._directory)
             old = too_old(files, self._layout.num_bytes, self._capacity_bytes)
             for file in old:
-                # Before it is gone: a read that does not find it drops its blocks too.
+                # Before it is gone: a read or a refresh that does not find it drops its blocks too, and counts none.
                 num_dropped = self._index.drop(file.path)
                 remove(file)
                 self._count("evicted", num_dropped)

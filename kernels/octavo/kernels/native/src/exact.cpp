@@ -17,10 +17,10 @@ void quantize(const Quantize& op, const void* x, RowBlock* rows, int64_t first, 
   quantize_rows<float>(op, x, rows, first, last);
 }
 
-void quantized_linear(const QuantizedLinear& op, const RowBlock* rows, void* y, int64_t tokens, int64_t first, int64_t last,
+void quantized_linear(const QuantizedLinear& op, const RowBlock* rows, void* y, Span span, int64_t first, int64_t last,
                       int32_t dtype) {
-  if (dtype == kBFloat16) return quantized_panels<bf16>(op, rows, y, tokens, first, last);
-  quantized_panels<float>(op, rows, y, tokens, first, last);
+  if (dtype == kBFloat16) return quantized_panels<bf16>(op, rows, y, span, first, last);
+  quantized_panels<float>(op, rows, y, span, first, last);
 }
 
 void attend_codes(const Attention& op, const void* x, void* y, const GroupStep& step, const LayerCache& cache,

@@ -13,6 +13,7 @@
 #include <sys/auxv.h>
 #endif
 
+#include "pieces.h"
 #include "quantized_layout.h"
 #include "team.h"
 #include "variant.h"
@@ -124,6 +125,7 @@ OCTAVO_EXPORT void octavo_linear(const Linear* op, const void* x, void* y, int64
 OCTAVO_EXPORT void octavo_quantized_linear(const QuantizedLinear* op, const Quantize* quantize, const void* x, void* y,
                                            int64_t tokens, int32_t dtype, int32_t threads) {
   const int64_t panels = (op->linear.outputs + 2 * kHalfPanel - 1) / (2 * kHalfPanel);
+  const Pieces pieces = Pieces::of(tokens, panels, quantized_row_bytes(quantize->size));
   const bool few = tokens <= kFewRows;
   const size_t blocks = row_blocks(tokens, quantize->size);
   const std::unique_ptr<RowBlock[]> all(few ? nullptr : new RowBlock[blocks]);
@@ -135,9 +137,11 @@ OCTAVO_EXPORT void octavo_quantized_linear(const QuantizedLinear* op, const Quan
     if (!few) {
 #pragma omp barrier
     }
-    const int64_t some = std::max<int64_t>(1, panels / (team * 16));
-    for (int64_t first; (first = taken.fetch_add(some)) < panels;)
-      exact->quantized_linear(*op, rows, y, tokens, first, std::min(first + some, panels), dtype);
+    const int64_t count = pieces.count(), some = std::max<int64_t>(1, count / (team * 16));
+    for (int64_t first; (first = taken.fetch_add(some)) < count;)
+      pieces.each(first, std::min(first + some, count), [&](Span span, int64_t panel, int64_t last) {
+        exact->quantized_linear(*op, rows, y, span, panel, last, dtype);
+      });
   });
 }
 

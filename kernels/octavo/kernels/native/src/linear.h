@@ -171,31 +171,31 @@ void many_rows(const Linear& op, const T* x, void* y, int64_t first_row, int64_t
 }
 #endif
 
-// The panels from `first` to `last` for all `tokens` rows. A panel stays in the cache while the rows pass by.
+// The panels from `first` to `last` for some rows. A panel stays in the cache while the rows pass by.
 template <typename T>
-void linear(const Linear& op, const void* x, void* y, int64_t tokens, int64_t first, int64_t last) {
+void linear(const Linear& op, const void* x, void* y, Span rows, int64_t first, int64_t last) {
 #if defined(__AMX_BF16__)
   if constexpr (std::is_same_v<T, bf16>) {
-    linear_tiles(op, (const T*)x, y, tokens, first, last, Activate{});
+    linear_tiles(op, (const T*)x, y, rows, first, last, Activate{});
     return;
   }
 #endif
   static constexpr auto functions = rows_functions<T>(std::make_index_sequence<kMaxRows<T>>{});
-  const int64_t passes = (tokens + kMaxRows<T> - 1) / kMaxRows<T>;
+  const int64_t passes = (rows.count() + kMaxRows<T> - 1) / kMaxRows<T>;
 #if !defined(__AVX512F__)
   if (passes > 4) {
     ManyRows<T> room;
     for (int64_t panel = first; panel < last; panel++)
-      for (int64_t row = 0; row < tokens; row += kManyRows)
-        many_rows(op, (const T*)x, y, row, std::min<int64_t>(kManyRows, tokens - row), panel, room);
+      for (int64_t row = rows.begin; row < rows.end; row += kManyRows)
+        many_rows(op, (const T*)x, y, row, std::min<int64_t>(kManyRows, rows.end - row), panel, room);
     return;
   }
 #endif
   const int64_t step = passes > 1 ? 1 : last - first;
   for (int64_t panel = first; panel < last; panel += step) {
     for (int64_t pass = 0; pass < passes; pass++) {
-      const int64_t row = pass * tokens / passes, end = (pass + 1) * tokens / passes;
-      functions[end - row - 1](op, (const T*)x, y, row, panel, panel + step);
+      const int64_t row = pass * rows.count() / passes, end = (pass + 1) * rows.count() / passes;
+      functions[end - row - 1](op, (const T*)x, y, rows.begin + row, panel, panel + step);
     }
   }
 }

@@ -9,6 +9,7 @@
 
 #include "attention.h"
 #include "linear.h"
+#include "pieces.h"
 #include "quantized_layout.h"
 #include "small_ops.h"
 #include "variant.h"
@@ -108,7 +109,7 @@ class Worker {
   int64_t count(const Op& op) const {
     switch (op.kind) {
       case kLinear:
-      case kQuantizedLinear: return (linear_of(op).outputs + kPanel - 1) / kPanel;
+      case kQuantizedLinear: return pieces_of(op).count();
       case kAttention: return group(op).num_units;
       default: return run_.tokens;
     }
@@ -135,6 +136,12 @@ class Worker {
 
   static const Linear& linear_of(const Op& op) { return op.kind == kLinear ? op.linear : op.quantized_linear.linear; }
 
+  Pieces pieces_of(const Op& op) const {
+    const Linear& linear = linear_of(op);
+    const int64_t bytes = op.kind == kLinear ? linear.inputs * int64_t(sizeof(T)) : quantized_row_bytes(linear.inputs);
+    return Pieces::of(run_.tokens, (linear.outputs + kPanel - 1) / kPanel, bytes);
+  }
+
   static int64_t panel_bytes(const Op& op) {
     if (op.kind == kLinear) return op.linear.inputs * kPanel * int64_t(sizeof(T));
     return kFormats[op.quantized_linear.format].panel_bytes(op.quantized_linear.linear.inputs, op.quantized_linear.group);
@@ -144,10 +151,16 @@ class Worker {
     const T* in = buffer(op.in);
     T* out = buffer(op.out);
     switch (op.kind) {
-      case kLinear: return linear<T>(op.linear, in, out, run_.tokens, first, last);
-      case kQuantizedLinear:
-        return exact_.quantized_linear(op.quantized_linear, few() ? quantized_ : (const RowBlock*)run_.buffers[op.in.buffer], out,
-                                       run_.tokens, first, last, run_.dtype);
+      case kLinear:
+        return pieces_of(op).each(first, last, [&](Span rows, int64_t panel, int64_t end) {
+          linear<T>(op.linear, in, out, rows, panel, end);
+        });
+      case kQuantizedLinear: {
+        const RowBlock* rows = few() ? quantized_ : (const RowBlock*)run_.buffers[op.in.buffer];
+        return pieces_of(op).each(first, last, [&](Span span, int64_t panel, int64_t end) {
+          exact_.quantized_linear(op.quantized_linear, rows, out, span, panel, end, run_.dtype);
+        });
+      }
       case kQuantize: return exact_.quantize(op.quantize, in, (RowBlock*)run_.buffers[op.out.buffer], first, last, run_.dtype);
       case kNorm: return norms<T>(exact_, op.norm, in, out, first, last);
       case kRopeWrite:

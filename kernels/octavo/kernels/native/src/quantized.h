@@ -532,34 +532,34 @@ void add_rests(const QuantizedLinear& op, const char* panel, const RowBlock* row
 
 // --- Few rows ---
 
-// One panel for `tokens` rows, fewer than a stripe has, as many at a time as there are tiles for. What the rests of a row
+// One panel for the rows of `span`, fewer than a stripe has, as many at a time as there are tiles for. What the rests of a row
 // give comes last.
 template <typename F>
-void packed_rows(const QuantizedLinear& op, const char* panel, const RowBlock* rows, int64_t tokens, const Outputs& to) {
-  const RowStripe stripe = RowStripe::of((RowBlock*)rows, 0, op.linear.inputs / kGroup);
+void packed_rows(const QuantizedLinear& op, const char* panel, const RowBlock* rows, Span span, const Outputs& to) {
+  const RowStripe stripe = RowStripe::of((RowBlock*)rows, span.begin, op.linear.inputs / kGroup);
   alignas(64) float sums[kWidenedRows * kPanel];
-  std::memset(sums, 0, tokens * kPanel * sizeof(float));
-  for (int64_t row = 0; row < tokens;) {
+  std::memset(sums, 0, span.count() * kPanel * sizeof(float));
+  for (int64_t row = 0; row < span.count();) {
     int which = 0;
-    while (kRowCounts[which] > tokens - row) which++;
+    while (kRowCounts[which] > span.count() - row) which++;
     kPackedTiles<F>[which](op, panel, stripe.blocks, row, sums + row * kPanel);
     row += kRowCounts[which];
   }
-  add_rests<F>(op, panel, rows, 0, tokens, sums);
-  to.finish(0, tokens, sums);
+  add_rests<F>(op, panel, rows, span.begin, span.end, sums);
+  to.finish(span.begin, span.count(), sums);
 }
 
 // --- Many rows ---
 
-// One panel for `tokens` rows. Its groups are unpacked some at a time, which stay in the nearest cache while rows pass by.
+// One panel for the rows of `span`. Its groups are unpacked some at a time, which stay in the nearest cache while rows pass by.
 // What the rests of a row give comes last.
 template <typename F>
-void widened_rows(const QuantizedLinear& op, const char* panel, const RowBlock* rows, int64_t tokens, const Outputs& to) {
+void widened_rows(const QuantizedLinear& op, const char* panel, const RowBlock* rows, Span span, const Outputs& to) {
   const int64_t all = op.linear.inputs / kGroup, passes = (all + kWideGroups - 1) / kWideGroups;
   alignas(64) WideGroup wide[kWideGroups];
   alignas(64) float sums[kMostRows * kPanel];
-  for (int64_t begin = 0; begin < tokens; begin += kMostRows) {
-    const int64_t end = std::min<int64_t>(begin + kMostRows, tokens);
+  for (int64_t begin = span.begin; begin < span.end; begin += kMostRows) {
+    const int64_t end = std::min<int64_t>(begin + kMostRows, span.end);
     std::memset(sums, 0, (end - begin) * kPanel * sizeof(float));
     Groups<F> groups(op, panel);
     for (int64_t pass = 0; pass < passes; pass++) {
@@ -580,7 +580,7 @@ void widened_rows(const QuantizedLinear& op, const char* panel, const RowBlock* 
   }
 }
 
-using QuantizedPanel = void (*)(const QuantizedLinear&, const char*, const RowBlock*, int64_t, const Outputs&);
+using QuantizedPanel = void (*)(const QuantizedLinear&, const char*, const RowBlock*, Span, const Outputs&);
 
 struct QuantizedTiles {
   QuantizedPanel few, many;
@@ -599,16 +599,16 @@ inline const QuantizedTiles& tiles_of(const WeightFormat& format) {
   }
 }
 
-// The panels from `first` to `last` for all `tokens` rows. A panel stays in the cache while the rows pass by.
+// The panels from `first` to `last` for the rows of `span`, which begins with a stripe. A panel stays in the cache while the
+// rows pass by.
 template <typename T>
-void quantized_panels(const QuantizedLinear& op, const RowBlock* rows, void* y, int64_t tokens, int64_t first,
-                      int64_t last) {
+void quantized_panels(const QuantizedLinear& op, const RowBlock* rows, void* y, Span span, int64_t first, int64_t last) {
   const WeightFormat& format = kFormats[op.format];
   const QuantizedTiles& tiles = tiles_of(format);
   const int64_t panel_bytes = format.panel_bytes(op.linear.inputs, op.group);
   for (int64_t panel = first; panel < last; panel++)
-    (tokens < kWidenedRows ? tiles.few : tiles.many)(op, (const char*)op.linear.weight + panel * panel_bytes, rows, tokens,
-                                                  outputs_of<T>(op.linear, y, panel));
+    (span.count() < kWidenedRows ? tiles.few : tiles.many)(op, (const char*)op.linear.weight + panel * panel_bytes, rows,
+                                                           span, outputs_of<T>(op.linear, y, panel));
 }
 
 }  // namespace octavo::OCTAVO_VARIANT

@@ -94,6 +94,11 @@ constexpr int64_t row_blocks(int64_t rows, int64_t inputs) {
   return (rows + RowBlock::kRows - 1) / RowBlock::kRows * RowStripe::size(inputs / kGroup);
 }
 
+// What products read of a row, but for rests.
+constexpr int64_t quantized_row_bytes(int64_t inputs) {
+  return inputs / kGroup * int64_t(sizeof(RowBlock)) / RowBlock::kRows;
+}
+
 // Rows that each thread quantises for itself, sooner than all could wait for each other's.
 constexpr int64_t kFewRows = 8;
 

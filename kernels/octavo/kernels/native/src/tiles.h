@@ -115,10 +115,11 @@ void some_tiles(const Linear& op, const bf16* x, void* y, const int64_t (&starts
   }
 }
 
-// The panels from `first` to `last` for all `tokens` rows. Where rows do not fill tiles, the last begins with rows of the one
+// The panels from `first` to `last` for some rows. Where these do not fill tiles, the last begins with rows of the one
 // before it: tiles are configured once.
 template <typename Activate>
-void linear_tiles(const Linear& op, const bf16* x, void* y, int64_t tokens, int64_t first, int64_t last, Activate activate) {
+void linear_tiles(const Linear& op, const bf16* x, void* y, Span span, int64_t first, int64_t last, Activate activate) {
+  const int64_t tokens = span.count();
   if (tokens == 0) return;
   const int64_t rows = std::min(tokens, kTileRows), count = (tokens + kTileRows - 1) / kTileRows;
   const Tiles tiles(rows);
@@ -127,8 +128,9 @@ void linear_tiles(const Linear& op, const bf16* x, void* y, int64_t tokens, int6
     for (int64_t tile = 0; tile < count; tile += 2) {
       int64_t starts[2], done[2];
       for (int i = 0; i < 2; i++) {
-        starts[i] = std::min((tile + i) * kTileRows, tokens - rows);
-        done[i] = (tile + i) * kTileRows - starts[i];
+        const int64_t start = std::min((tile + i) * kTileRows, tokens - rows);
+        starts[i] = span.begin + start;
+        done[i] = (tile + i) * kTileRows - start;
       }
       if (tile + 1 < count)
         some_tiles<2, 1>(op, x, y, starts, done, rows, panel, activate);

@@ -97,6 +97,13 @@ struct Unit {
   int32_t sequence, kv_head, first_token, last_token;
 };
 
+// Some rows, one after the other.
+struct Span {
+  int64_t begin, end;
+
+  constexpr int64_t count() const { return end - begin; }
+};
+
 // One step in one KV group.
 struct GroupStep {
   const int64_t* slots;         // [tokens]

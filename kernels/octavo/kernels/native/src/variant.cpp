@@ -40,12 +40,15 @@ void pack_weight(const void* weight, void* packed, int64_t outputs, int64_t inpu
 
 void linear_call(const Linear& op, const void* x, void* y, int64_t tokens, int32_t dtype, int32_t threads) {
   with_type(dtype, [&](auto t) {
-    const int64_t panels = (op.outputs + kPanel - 1) / kPanel;
+    using T = decltype(t);
+    const Pieces pieces = Pieces::of(tokens, (op.outputs + kPanel - 1) / kPanel, op.inputs * sizeof(T));
     std::atomic<int64_t> taken{0};
     on_team(threads, [&](int, int team) {
-      const int64_t some = std::max<int64_t>(1, panels / (team * 16));
-      for (int64_t first; (first = taken.fetch_add(some)) < panels;)
-        linear<decltype(t)>(op, x, y, tokens, first, std::min(first + some, panels));
+      const int64_t count = pieces.count(), some = std::max<int64_t>(1, count / (team * 16));
+      for (int64_t first; (first = taken.fetch_add(some)) < count;)
+        pieces.each(first, std::min(first + some, count), [&](Span rows, int64_t panel, int64_t last) {
+          linear<T>(op, x, y, rows, panel, last);
+        });
     });
   });
 }

@@ -25,9 +25,9 @@ struct ExactFloats {
 struct Exact {
   // Rows `first` to `last` of x to the same rows of `rows`.
   void (*quantize)(const Quantize& op, const void* x, RowBlock* rows, int64_t first, int64_t last, int32_t dtype);
-  // Panels `first` to `last` of y, of the type that x had, from all quantised rows.
-  void (*quantized_linear)(const QuantizedLinear& op, const RowBlock* rows, void* y, int64_t tokens, int64_t first,
-                           int64_t last, int32_t dtype);
+  // Panels `first` to `last` of y, of the type that x had, from the quantised rows of `span`, which begins with a stripe.
+  void (*quantized_linear)(const QuantizedLinear& op, const RowBlock* rows, void* y, Span span, int64_t first, int64_t last,
+                           int32_t dtype);
   // Over a cache of 8 bits.
   void (*attend_codes)(const Attention& op, const void* x, void* y, const GroupStep& step, const LayerCache& cache,
                        const Unit& unit, float* room, int32_t dtype);
