@@ -247,6 +247,22 @@ class TestWithoutAStore:
             assert (told.status_code, told.json()["error"]["param"]) == (400, field)
 
 
+@pytest.mark.parametrize("damaged", [b"{", b'{"status": "\xff"}'])
+async def test_a_response_that_is_damaged_is_told_as_such_and_can_be_deleted(
+    scheduler: FakeScheduler, frontend: FrontendServer, client: openai.AsyncOpenAI, ask: Any, damaged: bytes
+) -> None:
+    answer, other = await ask(), await ask()
+    assert frontend._stored is not None
+    frontend._stored.store.store._execute("UPDATE records SET body = ? WHERE id = ?", damaged, answer.id)
+    with pytest.raises(openai.InternalServerError) as told:
+        await client.responses.retrieve(answer.id)
+    assert told.value.code == "storage_failed"
+    assert (await client.responses.retrieve(other.id)).id == other.id
+    await client.responses.delete(answer.id)
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.retrieve(answer.id)
+
+
 # -- references to items -----------------------------------------------------------------------------------------------
 
 

@@ -401,13 +401,14 @@ def test_a_response_that_cannot_be_written_fails_alone(
         assert_sound(store)
 
 
+@pytest.mark.parametrize("damaged", [b"{", b"[]", b'{"status": "\xff"}'])
 def test_a_damaged_response_of_a_frontend_that_is_gone_fails_beside_others(
-    tmp_path: Path, clock: Clock, store: Store
+    tmp_path: Path, clock: Clock, store: Store, damaged: bytes
 ) -> None:
     gone = Store(tmp_path / "responses", ROOMY, clock)
     for name in "abc":
         add(gone, name, status="in_progress", is_background=True)
-    gone._execute("UPDATE records SET body = ? WHERE id = 'resp_a'", b"{")
+    gone._execute("UPDATE records SET body = ? WHERE id = 'resp_a'", damaged)
     refuse_its_events(gone, find(gone, "b").key)
     os.close(gone.owner._lock)
     store.sweep()

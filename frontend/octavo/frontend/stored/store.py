@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
+from octavo.frontend.api.body import UNREADABLE
 from octavo.frontend.errors import AlreadyExists, InvalidRequest, NotFound, Overloaded, Reason, bad_parameter
 from octavo.frontend.http.connection import MAX_BODY
 from octavo.frontend.openai.response_answer import event_of, response_of
@@ -413,8 +414,8 @@ class Store:
     def _fail(self, row: sqlite3.Row, message: str) -> None:
         """Ends a response as failed, as far as that can be written: where its last event cannot be, it has none."""
         try:
-            response = msgspec.json.decode(row["body"])
-        except msgspec.MsgspecError:
+            response = msgspec.json.decode(row["body"], type=dict[str, Any])
+        except UNREADABLE:
             response = {"id": row["id"], "object": "response", "created_at": int(row["used_at"]), "output": []}
         response |= {"status": "failed", "error": {"code": "server_error", "message": message}}
         last = event_of("failed", row["num_events"], {"response": response})
