@@ -322,7 +322,7 @@ class Store:
     def _latest_item(self, tenant: str, item_id: str) -> bytes | None:
         latest = f"SELECT items.body FROM items JOIN records ON key = record WHERE items.id = ? AND {_THERE}"
         row = self._one(f"{latest} ORDER BY key DESC LIMIT 1", item_id, tenant, self._oldest)
-        return row and row["body"]
+        return None if row is None else row["body"]
 
     def _add_items(self, key: int, items: Iterable[Mapping[str, Any]]) -> list[bytes]:
         (place,) = self._execute("SELECT coalesce(max(place), 0) FROM items WHERE record = ?", key).fetchone()
@@ -478,7 +478,7 @@ class Store:
         return total
 
 
-def _missing(what: str, record_id: str, **metadata: str) -> NotFound:
+def _missing(what: str, record_id: str, **metadata: Any) -> NotFound:
     return NotFound(
         Reason.NOT_STORED,
         f"no {what} {record_id[:128]!r} of yours is stored here; it was deleted, has expired, or never was stored",
