@@ -273,6 +273,14 @@ def test_what_is_not_used_expires_with_its_chain(store: Store, clock: Clock) -> 
     assert store.removals.expired == 3
 
 
+def test_to_go_on_from_a_response_is_a_use_however_soon_after_the_last(store: Store, clock: Clock) -> None:
+    add(store, "a")
+    clock.time += 30
+    store.turns_before("t", "resp_a")
+    clock.time += 980
+    assert is_there(store, "a")
+
+
 def test_what_is_still_computed_does_not_expire(store: Store, clock: Clock) -> None:
     add(store, "a", status="queued", is_background=True)
     clock.time += 5000
