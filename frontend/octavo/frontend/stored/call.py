@@ -64,7 +64,8 @@ async def list_items(call: Call) -> Response:
 
 def listed(items: list[bytes], *, has_more: bool = False) -> dict[str, Any]:
     """Returns a list of items as it is answered."""
-    ids = [msgspec.json.decode(item, type=Named).id for item in items] or [None]
+    ids: list[str | None] = [msgspec.json.decode(item, type=Named).id for item in items]
+    ids = ids or [None]
     data = [msgspec.Raw(item) for item in items]
     return {"object": "list", "data": data, "first_id": ids[0], "last_id": ids[-1], "has_more": has_more}
 
