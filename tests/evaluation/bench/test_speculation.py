@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import cycle, islice
 
 import pytest
@@ -9,6 +10,7 @@ from octavo.bench.whole.speculation import (
     check_equal,
     count_guesses,
     make_row,
+    make_rows,
     to_lines,
 )
 from octavo.bench.whole.speculation_works import WORKS, Prompt
@@ -127,7 +129,16 @@ def test_a_row_compares_the_best_rounds_and_counts_loops_apart() -> None:
     assert row.loops == 0.5
     assert row.copied == 0.5
     assert row.right_by_depth == [1.0, 0.0]
+    assert row.p50_ms == {"off": 0.0, "auto": 0.0}
     assert row.p99_ms["off"] > row.p99_ms["auto"] > 0
+    # Two cells share the records, each by the time of its rounds.
+    later = {
+        setting: [replace(each, began_at=9.0, ended_at=9.5) for each in rounds] for setting, rounds in found.items()
+    }
+    records = [*_step(1, 1.0, {10: 2}, {10: 1}), *_step(2, 9.1, {11: 3}, {11: 3}), *_step(3, 9.2, {11: 1}, {})]
+    both = make_rows({("chat", 2): found, ("random", 2): later}, records, 0)
+    assert [each.work for each in both] == ["chat", "random"]
+    assert [each.steps_with_guesses for each in both] == [2, 4]
     heads, line = to_lines([row])
     assert len(heads.split("  ")) > 10
     assert line.split()[:6] == ["json", "2", "50.0", "100.0", "2.00", "1.75"]

@@ -25,6 +25,15 @@ def test_they_end_at_the_first_gap() -> None:
     assert found.reached([5], 3) == 0
 
 
+def test_what_a_window_has_passed_does_not_count() -> None:
+    found = slots()
+    assert [found.reached([-1, 1, 4], end, 1) for end in (4, 7, 10, 12)] == [4, 7, 10, 10]
+    assert found.reached([-1, -1, 4], 9, 2) == 9
+    found.written([1], 0, 2)
+    assert found.reached([-1, 1, 4], 10, 1) == 4
+    assert found.reached([-1, -1, 4], 10, 2) == 10
+
+
 def test_what_is_written_anew_is_to_be_followed_anew() -> None:
     found = slots()
     found.written(TABLE, 6, 9)

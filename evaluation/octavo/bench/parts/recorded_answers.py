@@ -3,7 +3,7 @@ recorded tokens, and takes as long for a step as its cost curve says."""
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from random import Random
@@ -25,11 +25,13 @@ CURVES: Final[dict[str, Curve]] = {
     "cpu": ((1, 11.0), (2, 11.5), (4, 13.5), (8, 17.5), (16, 28.0), (32, 49.0), (64, 88.0)),
     "flat": ((1, 10.0), (64, 11.0)),
 }
-KINDS: Final = ("random", "words", *(kind for kind, work in WORKS.items() if work.copies))
+KINDS: Final = ("random", "words", "copy", *(kind for kind, work in WORKS.items() if work.copies))
 # Milliseconds from an answer to the next step, where no plan waits at the worker.
 _GAP_MS: Final = 1.0
-_ANSWER: Final = 128
-_PROMPT: Final = 64
+ANSWER: Final = 128
+PROMPT: Final = 64
+# Every so many tokens a copy has another one than its prompt.
+_EDITED: Final = 24
 _BLOCK_SIZE: Final = 16
 _SEED: Final = 0
 
@@ -40,6 +42,19 @@ class Recording:
 
     prompt: list[int]
     answer: list[int]
+
+
+@dataclass(frozen=True)
+class PlayedStep:
+    """Tells of one step what it took: CPU microseconds of the scheduler's core, virtual seconds of the worker; how many
+    tokens it gave, how many of these were guessed, and how many guesses it checked."""
+
+    computes_prompts: bool
+    scheduler_us: float
+    seconds: float
+    tokens: int
+    guessed: int
+    spent: int
 
 
 @dataclass(frozen=True)
@@ -54,6 +69,19 @@ class Played:
     guessed: int
     spent: int
 
+    @classmethod
+    def of(cls, steps: Iterable[PlayedStep]) -> "Played":
+        """Sums up steps."""
+        found = [step for step in steps if not step.computes_prompts]
+        return cls(
+            len(found),
+            sum(step.scheduler_us for step in found),
+            sum(step.seconds for step in found),
+            sum(step.tokens for step in found),
+            sum(step.guessed for step in found),
+            sum(step.spent for step in found),
+        )
+
     @property
     def us_a_step(self) -> float:
         return self.scheduler_us / self.steps
@@ -67,9 +95,13 @@ class Played:
         return self.tokens / self.seconds
 
 
-def recordings(kind: str, count: int, tokenize: Callable[[str], list[int]]) -> list[Recording]:
-    """Returns `count` recordings: of `random` tokens, which repeat nothing; of `words` drawn from few; or of a work of
-    `speculation_works`, with the answers that it wants. Raises `ValueError` if there are not so many."""
+def recordings(
+    kind: str, count: int, tokenize: Callable[[str], list[int]], prompt: int = PROMPT, answer: int = ANSWER
+) -> list[Recording]:
+    """Returns `count` recordings: of `random` tokens, which repeat nothing; of `words` drawn from few; a `copy` of
+    random tokens, now and then with another one; or of a work of `speculation_works`, with the answers that it wants.
+    Prompts have `prompt` tokens but for those of works, answers up to `answer`. Raises `ValueError` if there are not so
+    many."""
     source = Random(_SEED)
 
     def draw(length: int) -> list[int]:
@@ -77,10 +109,15 @@ def recordings(kind: str, count: int, tokenize: Callable[[str], list[int]]) -> l
             return source.choices(range(VOCAB_SIZE), k=length)
         return tokenize(" ".join(source.choices(WORDS, k=length)))[:length]
 
+    def copy(tokens: list[int]) -> list[int]:
+        return [token + 1 if place % _EDITED == 0 else token for place, token in enumerate(tokens[:answer], 1)]
+
     if kind in ("random", "words"):
-        return [Recording(draw(_PROMPT), draw(_ANSWER)) for _ in range(count)]
+        return [Recording(draw(prompt), draw(answer)) for _ in range(count)]
+    if kind == "copy":
+        return [Recording(tokens, copy(tokens)) for tokens in (draw(max(prompt, answer)) for _ in range(count))]
     prompts = WORKS[kind].prompts(_SEED, count)
-    return [Recording(tokenize("\n".join(each.said)), tokenize(each.answer)[:_ANSWER]) for each in prompts]
+    return [Recording(tokenize("\n".join(each.said)), tokenize(each.answer)[:answer]) for each in prompts]
 
 
 class RecordedReplica(SchedulerAlone):
@@ -125,10 +162,8 @@ class RecordedReplica(SchedulerAlone):
         """Says what a step of so many rows takes by the curve."""
         return StepTimes(0, round(1000 * _milliseconds(self._curve, step.num_tokens)), 0)
 
-    def play(self) -> Played:
-        """Runs all requests to their ends, as many steps in flight as are allowed."""
-        steps = tokens = guessed = spent = 0
-        scheduler_us = seconds = 0.0
+    def steps(self) -> Iterator[PlayedStep]:
+        """Runs all requests to their ends, as many steps in flight as are allowed; yields each step once it is done."""
         while self.core.groups:
             began = time.thread_time_ns()
             while plans(self.schedule()):
@@ -138,17 +173,16 @@ class RecordedReplica(SchedulerAlone):
             took = (_milliseconds(self._curve, step.num_tokens) + _GAP_MS * step.is_alone) / 1000
             answered = time.thread_time_ns()
             self.accept(result, took)
-            if not step.prefills:
-                steps += 1
-                scheduler_us += (planned - began + time.thread_time_ns() - answered) / 1000
-                seconds += took
-                num_further = sum(len(each.token_ids) for each in result.further)
-                tokens += len(result.sampled) + num_further
-                guessed += num_further
-                spent += step.num_guesses
+            scheduler_us = (planned - began + time.thread_time_ns() - answered) / 1000
+            num_further = sum(len(each.token_ids) for each in result.further)
+            num_tokens = len(result.sampled) + num_further
+            yield PlayedStep(bool(step.prefills), scheduler_us, took, num_tokens, num_further, step.num_guesses)
         while self.replica.outstanding:
             self.accept(self.next_result())
-        return Played(steps, scheduler_us, seconds, tokens, guessed, spent)
+
+    def play(self) -> Played:
+        """Runs all requests to their ends."""
+        return Played.of(self.steps())
 
 
 def _num_common(guesses: list[int], answer: list[int]) -> int:

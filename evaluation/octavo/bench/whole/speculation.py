@@ -12,15 +12,20 @@ For each work, and each number of requests at a time, a table says
 * steady: gain of the requests' times, without the outputs that fell into a loop, which flatter any guess
 * loops: the share of the outputs that did, their last 64 tokens being the same 16 or fewer again and again
 * copied: how alike outputs are to the answers that they should be, as far as they go
-* p99: milliseconds between two tokens of a request, without speculation and with it; 0 where tokens come together
+* p50 and p99: milliseconds between two tokens of a request, without speculation and with it; 0 where they come together
 * tokens: those that a sequence with guesses gets in a step; and depth: the share of the first, second, ... guesses that
   were right, of those that were checked
 
 All tokens must be equal, or the command fails.
+
+Each round is told as it ends, and each cell, a work at a batch, as soon as its rounds are done; it is kept then
+(`--json`) whatever becomes of later ones. `--seconds` bounds a cell: no round begins later than that. Until the command
+ends the last few steps of a cell may be missing in tokens and depth, for the scheduler's log of events is buffered.
 """
 
 import argparse
 import asyncio
+import math
 import signal
 import statistics
 import sys
@@ -30,7 +35,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from itertools import cycle, pairwise
+from itertools import cycle, islice, pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -112,6 +117,7 @@ class Row:
     steady_gain: float | None
     loops: float
     copied: float | None
+    p50_ms: dict[str, float]
     p99_ms: dict[str, float]
     steps_with_guesses: int
     tokens_per_step: float
@@ -171,9 +177,12 @@ class Pair(ExitStack):
         """Returns the path of a stack's event log."""
         return self._directory / f"{setting}.events"
 
-    def records(self, setting: str) -> Iterator[Record]:
-        """Ends a stack's scheduler, whose event log is whole then; yields its records."""
+    def end(self, setting: str) -> None:
+        """Ends a stack's scheduler, whose event log is whole then."""
         self.stacks[setting].kill("scheduler", signal.SIGTERM)
+
+    def records(self, setting: str) -> Iterator[Record]:
+        """Yields the records of a stack's event log, as far as it is written."""
         with self.log(setting).open("rb") as file:
             yield from read_records(file)
 
@@ -241,10 +250,19 @@ def make_request(work: Work, prompt: Prompt, seed: int, tenant: str, max_tokens:
     )
 
 
-def measure(pair: Pair, name: str, batch: int, rounds: int, max_tokens: int, seed: int) -> dict[str, list[Round]]:
-    """Returns the rounds of each stack. Raises `UnequalTokensError`."""
+def measure(
+    pair: Pair,
+    name: str,
+    batch: int,
+    rounds: int,
+    max_tokens: int,
+    seed: int,
+    num_requests: int | None = None,
+    seconds: float = math.inf,
+) -> dict[str, list[Round]]:
+    """Returns the rounds of each stack, as many as begin within so many seconds. Raises `UnequalTokensError`."""
     work = WORKS[name]
-    prompts = work.prompts(seed, max(batch, _FEWEST_PROMPTS))
+    prompts = work.prompts(seed, num_requests or max(batch, _FEWEST_PROMPTS))
 
     def requests(tag: str, tokens: int) -> list[pb.GenerateRequest]:
         return [
@@ -252,14 +270,20 @@ def measure(pair: Pair, name: str, batch: int, rounds: int, max_tokens: int, see
             for number, prompt in enumerate(prompts)
         ]
 
+    began_at = time.monotonic()
     for stack in pair.stacks.values():
         # Of one token: prompts are computed here, and not again.
         run_round(stack, requests("before", 1), batch)
     found: dict[str, list[Round]] = {setting: [] for setting in SETTINGS}
     for number in range(rounds):
+        if number and time.monotonic() - began_at > seconds:
+            break
         for setting in SETTINGS if number % 2 else reversed(SETTINGS):
-            found[setting].append(run_round(pair.stacks[setting], requests(str(number), max_tokens), batch))
-    check_equal(name, batch, [each.answers for setting in SETTINGS for each in found[setting]])
+            done = run_round(pair.stacks[setting], requests(str(number), max_tokens), batch)
+            found[setting].append(done)
+            taken = f"{done.tokens_per_s:.1f} tokens/s in {done.ended_at - done.began_at:.0f} s"
+            print(f"{name}, {batch} at a time, round {number + 1}, {setting}: {taken}", file=sys.stderr)
+        check_equal(name, batch, [each.answers for setting in SETTINGS for each in found[setting]])
     return found
 
 
@@ -310,7 +334,8 @@ def make_row(work: str, batch: int, prompts: Sequence[Prompt], found: dict[str, 
         least["off"] / least["auto"] if any(steady) else None,
         1 - sum(steady) / len(steady),
         statistics.fmean(map(_likeness, answers, prompts)) if WORKS[work].copies else None,
-        {setting: _p99_ms(found[setting]) for setting in SETTINGS},
+        {setting: _gap_ms(found[setting], 50) for setting in SETTINGS},
+        {setting: _gap_ms(found[setting], 99) for setting in SETTINGS},
         guesses.steps,
         guesses.tokens_per_step,
         guesses.right_by_depth,
@@ -323,12 +348,15 @@ def _likeness(answer: Answer, prompt: Prompt) -> float:
     return SequenceMatcher(None, words, wanted[: len(words)], autojunk=False).ratio()
 
 
-def _p99_ms(rounds: Iterable[Round]) -> float:
-    """Returns the least of the rounds."""
+def _gap_ms(rounds: Iterable[Round], percent: int) -> float:
+    """Returns that percentile of the times between tokens, of the round where it is least; 0 if none has any."""
     return min(
-        1000 * statistics.quantiles(gaps, n=100, method="inclusive")[-1]
-        for each in rounds
-        if len(gaps := [b - a for answer in each.answers for a, b in pairwise(answer.token_at)]) > 1
+        (
+            1000 * statistics.quantiles(gaps, n=100, method="inclusive")[percent - 1]
+            for each in rounds
+            if len(gaps := [b - a for answer in each.answers for a, b in pairwise(answer.token_at)]) > 1
+        ),
+        default=0.0,
     )
 
 
@@ -345,6 +373,8 @@ def to_lines(rows: Sequence[Row]) -> Iterator[str]:
         "steady",
         "loops",
         "copied",
+        "p50 off",
+        "auto",
         "p99 off",
         "auto",
         "tokens",
@@ -363,32 +393,46 @@ def _cells(row: Row) -> tuple[str, ...]:
         "-" if row.steady_gain is None else f"{row.steady_gain:.2f}",
         f"{row.loops:.0%}",
         "-" if row.copied is None else f"{row.copied:.2f}",
-        *(f"{row.p99_ms[setting]:.1f}" for setting in SETTINGS),
+        *(f"{gaps[setting]:.1f}" for gaps in (row.p50_ms, row.p99_ms) for setting in SETTINGS),
         f"{row.tokens_per_step:.2f}" if row.steps_with_guesses else "-",
         " ".join(f"{share:.2f}" for share in row.right_by_depth[:_SHOWN_DEPTHS]) or "-",
     )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the table, and writes JSON where asked."""
+    """Prints the table to stdout, each line of it to stderr as soon as it is known, and writes JSON where asked."""
     options = _options(arguments)
     settings = options.threads, options.blocks, options.speculation, options.draft_model
+    found: dict[tuple[str, int], dict[str, list[Round]]] = {}
     with Pair(resolve_model(options.model), options.format, *settings) as pair:
-        cells = [(name, batch) for batch in options.batches for name in options.works]
-        found = []
-        for name, batch in cells:
-            found.append(measure(pair, name, batch, options.rounds, options.tokens, options.seed))
-            rates = {setting: max(each.tokens_per_s for each in found[-1][setting]) for setting in SETTINGS}
-            print(f"{name}, {batch} at a time: {rates['off']:.1f} and {rates['auto']:.1f} tokens/s", file=sys.stderr)
-        spans = [(each.began_at, each.ended_at) for rounds in found for each in rounds["auto"]]
-        guesses = count_guesses(pair.records("auto"), spans)
-    rows = []
-    for number, ((name, batch), rounds) in enumerate(zip(cells, found, strict=True)):
-        prompts = WORKS[name].prompts(options.seed, len(rounds["off"][0].answers))
-        rows.append(make_row(name, batch, prompts, rounds, _sum(guesses[number * options.rounds :][: options.rounds])))
+        for batch in options.batches:
+            for name in options.works:
+                limits = options.rounds, options.tokens, options.seed, options.requests, options.seconds
+                found[name, batch] = measure(pair, name, batch, *limits)
+                rows = make_rows(found, pair.records("auto"), options.seed)
+                print("\n".join(to_lines(rows[-1:])), file=sys.stderr)
+                keep(rows, options.json)
+        pair.end("auto")
+        rows = make_rows(found, pair.records("auto"), options.seed)
     print("\n".join(to_lines(rows)))
     keep(rows, options.json)
     return 0
+
+
+def make_rows(found: dict[tuple[str, int], dict[str, list[Round]]], records: Iterable[Record], seed: int) -> list[Row]:
+    """Sums up what was found of each work and batch, with the guesses that the records tell of."""
+    spans = [(each.began_at, each.ended_at) for rounds in found.values() for each in rounds["auto"]]
+    guesses = iter(count_guesses(records, spans))
+    return [
+        make_row(
+            name,
+            batch,
+            WORKS[name].prompts(seed, len(rounds["off"][0].answers)),
+            rounds,
+            _sum(islice(guesses, len(rounds["auto"]))),
+        )
+        for (name, batch), rounds in found.items()
+    ]
 
 
 def _sum(all_guesses: Iterable[Guesses]) -> Guesses:
@@ -403,7 +447,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", default=BUNDLED_MODEL)
     parser.add_argument("--works", nargs="+", choices=list(WORKS), default=list(WORKS))
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 4, 64], help="requests at a time")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--requests", type=int, help="of a round; as many as at a time by default, and 8 at least")
+    parser.add_argument("--rounds", type=int, default=3, help="of each stack, at most")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="of a cell: later no further round begins")
     parser.add_argument("--tokens", type=int, default=192, help="of each request, at most")
     parser.add_argument("--threads", type=int, help="of each worker; its own choice by default")
     parser.add_argument("--format", type=read_format, default="bf16", help="of the weights: bf16, q8_0, ...")

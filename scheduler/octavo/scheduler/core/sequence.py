@@ -486,8 +486,12 @@ class _Group:
 
     def needs(self, sequence: Sequence) -> bool:
         """Tells whether other sequences still need what is computed of `sequence`: they follow it, or wait for it."""
+        return bool(self.followers(sequence)) or self.awaits(sequence)
+
+    def awaits(self, sequence: Sequence) -> bool:
+        """Tells whether other sequences wait until what they share with `sequence` is computed of that."""
         placements = [other.placement for other in self.live]
-        return bool(self.followers(sequence)) or any(
+        return any(
             each.waits_for is not None and each.waits_for[0] is sequence and not each.is_ready for each in placements
         )
 

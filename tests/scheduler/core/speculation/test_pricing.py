@@ -233,6 +233,26 @@ def test_more_guesses_pay_where_sequences_take_longer_than_measured_for_their_co
     assert spent(costs) > before + 64
 
 
+def test_it_is_seen_after_a_few_steps_that_guesses_may_pay_now() -> None:
+    costs = prices(COSTS)
+    assert not costs.may_pay(256, 0)
+    for _ in range(40):
+        costs.answered(256, 256, taking(0.280))
+    assert costs.may_pay(256, 0)
+    for _ in range(400):
+        costs.answered(256, 256, taking(0.140))
+        costs.may_pay(256, 0)
+    assert not costs.may_pay(256, 0)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 15, 16, 60, 64, 100])
+def test_each_row_lengthens_a_step_by_as_much_as_the_curve_says(rows: int) -> None:
+    for costs in (prices(COSTS), prices({4: 0.01, 8: 0.02, 12: 0.021}), prices({4: 0.01})):
+        for number, (least_s, grown_s) in enumerate(itertools.islice(costs.growth(rows), 80), 1):
+            assert grown_s == pytest.approx(costs.further_seconds(rows, number))
+            assert least_s == costs.least_growth(rows + number - 1)
+
+
 def test_fewer_guesses_pay_where_their_rows_take_longer_than_measured_until_that_is_long_ago() -> None:
     costs = prices(COSTS)
     for _ in range(200):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from octavo.scheduler.core.speculation.text import LONGEST_MATCH, SHORTEST_MATCH, Match, Text, tail
+from octavo.scheduler.core.speculation.text import LONGEST_MATCH, SHORTEST_MATCH, Match, Text, packed, tail
 
 NO_MATCH = Match(0, 0)
 
@@ -53,6 +53,17 @@ def test_the_longest_match_is_found_and_of_several_the_latest(seed: int, make: C
         assert text.find(tail(latest)) == expected
         found += bool(expected.length)
     assert found > 30
+
+
+@either
+def test_whether_there_may_be_a_match_is_said_before(make: Callable[[list[int]], Text]) -> None:
+    text = make([1, 2, 3, 4, 5])
+    assert text.may_hold(packed([1, 2, 3]))
+    assert text.may_hold(packed([8, 9, 2, 3, 4]))
+    # A text that is scanned is known not to: it ends with these, or has them nowhere.
+    assert [text.may_hold(packed(each)) for each in ([3, 4, 5], [1, 2, 4])] == 2 * [make is indexed]
+    text.tokens.append(6)
+    assert text.may_hold(packed([3, 4, 5]))
 
 
 @either

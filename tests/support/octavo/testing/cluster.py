@@ -33,6 +33,7 @@ from octavo.scheduler.core.events import (
     StepAnswered,
     Tick,
 )
+from octavo.scheduler.core.explain import describe, explain
 from octavo.scheduler.core.scheduler import Scheduler
 from octavo.scheduler.core.sequence import SequenceGroup
 from octavo.scheduler.core.speculation.drafter import Drafter
@@ -505,7 +506,29 @@ class Cluster:
             if not self.core.groups and not any(replica.plans for replica in self.replicas.values()):
                 return
             self.step()
-        raise AssertionError(f"{len(self.core.groups)} requests still held after {max_steps} steps")
+        raise AssertionError(f"{len(self.core.groups)} requests still held after {max_steps} steps\n{self.state()}")
+
+    def state(self) -> str:
+        """Tells of each request that is held what keeps it, and where its sequences are; and of each replica what is
+        left of it: for a run that does not end."""
+        core, lines = self.core, list[str]()
+        for group in core.groups:
+            lines += [describe(each) for each in explain(core.state, core.policy, group.request.request_id, self.now)]
+            for sequence in group.live:
+                placement = sequence.placement
+                lines.append(
+                    f"  sequence {sequence.index}: {sequence.num_known} tokens known, {placement.num_computed} computed"
+                    f", {placement.num_in_flight} in flight, draft {placement.draft}, follows {placement.leader},"
+                    f" waits for {placement.waits_for}"
+                )
+        for replica in core.replicas.values():
+            outstanding = [(step.step_id, step.num_tokens, step.num_guesses) for step in replica.outstanding]
+            lines.append(
+                f"{replica.hello.worker_id}: {replica.kv.num_free} blocks free, {replica.size}, running"
+                f" {len(replica.running)}, swapped {len(replica.swapped)}, to restart {len(replica.restarts)}, suspect"
+                f" {replica.suspect}, steps under way (id, rows, guesses) {outstanding}"
+            )
+        return "\n".join(lines)
 
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:

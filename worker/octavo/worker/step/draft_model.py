@@ -4,6 +4,9 @@ While guesses are asked for, it computes every token that the model computes, in
 some steps it sleeps: it costs nothing then, and keys and values of its own are missing in blocks. Each block says how
 many there are, and takes that along where it is copied, swapped, moved or kept. A sequence of which guesses are asked
 for again is caught up with first; so is one that begins with what was computed while the draft model slept.
+
+Where all KV groups have windows, what these have passed is gone. The draft model begins anew then where the window
+does, as if nothing had been before: that costs guesses for as long as its window still holds such tokens.
 """
 
 import time
@@ -126,8 +129,8 @@ class DraftModel:
         layout = cache.layout
         self.followed = FollowedSlots(cache.num_blocks, cache.num_cpu_blocks, layout.block_size)
         self._hosts = sorted({each.host for each in placed.hosted})
-        # What a window has passed is gone, so that nobody could catch up with it.
-        self._may_sleep = not any(group.window for group in layout.groups)
+        # That of all groups that the draft model lies in; 0: it sees everything.
+        self._window = layout.groups[0].window
         # Steps in a row in which no guess was asked for.
         self._num_unasked = STEPS_AWAKE
         self._grammars = grammars
@@ -153,14 +156,13 @@ class DraftModel:
             for host in self._hosts:
                 self.followed.written(item.sequence.block_tables[host], item.start, item.end)
         self._num_unasked = 0 if any(item.num_proposed for item in items) else self._num_unasked + 1
-        if self._may_sleep and self._num_unasked > STEPS_AWAKE:
+        if self._num_unasked > STEPS_AWAKE:
             return output
         further = {each.sequence_id: each.token_ids for each in output.further}
         chosen = {each.sequence_id: [each.token_id, *further.get(each.sequence_id, [])] for each in output.sampled}
         asking = [item for item in items if item.num_proposed and item.sequence.sequence_id in chosen]
-        if self._may_sleep:
-            self._catch_up(asking)
-            items = [item for item in items if self._has_reached(item)]
+        self._catch_up(asking)
+        items = [item for item in items if self._reached(item) == item.start]
         caught_up = time.monotonic_ns()
         found = {item.sequence.sequence_id: list(chosen[item.sequence.sequence_id]) for item in asking}
         # Where a proposal follows, what was chosen takes the place of the draft, of which it says more.
@@ -181,29 +183,34 @@ class DraftModel:
         )
         return replace(output, times=times, proposed=proposed)
 
-    def _reached(self, item: WorkItem) -> int:
-        """Returns how many of the positions before the item's this model has computed, without a gap."""
-        return min(self.followed.reached(item.sequence.block_tables[host], item.start) for host in self._hosts)
+    def _first_block(self, item: WorkItem) -> int:
+        """Returns the logical block that the window of the item's first position begins in."""
+        first = item.start - self._window + 1 if self._window else 0
+        return max(0, first) // self._paging.block_size
 
-    def _has_reached(self, item: WorkItem) -> bool:
-        return self._reached(item) == item.start
+    def _reached(self, item: WorkItem) -> int:
+        """Returns the first of the positions that the item's first one sees which this model has not computed; that
+        one itself if there is none."""
+        first = self._first_block(item)
+        return min(self.followed.reached(item.sequence.block_tables[host], item.start, first) for host in self._hosts)
 
     def _catch_up(self, items: list[WorkItem]) -> None:
-        """Computes what this model has missed of the sequences before their items."""
+        """Computes what this model has missed of the sequences before their items, as far as these see."""
         while True:
-            left, missed = _MOST_CAUGHT_UP, list[WorkItem]()
+            left, missed, first_blocks = _MOST_CAUGHT_UP, list[WorkItem](), list[int]()
             for item in items:
                 reached = self._reached(item)
                 if count := min(left, item.start - reached):
                     missed.append(WorkItem(item.sequence, reached, count, ()))
+                    first_blocks.append(self._first_block(item))
                     left -= count
             if not missed:
                 return
-            self._compute(missed, [])
+            self._compute(missed, [], first_blocks)
 
-    def _compute(self, items: list[WorkItem], rows: list[int]) -> Tensor:
+    def _compute(self, items: list[WorkItem], rows: list[int], first_blocks: Sequence[int] = ()) -> Tensor:
         """Computes the tokens of `items`, as `_forward` does, which blocks say from now on."""
-        hidden = self._forward(items, rows)
+        hidden = self._forward(items, rows, first_blocks)
         for item in items:
             for host in self._hosts:
                 self.followed.followed(item.sequence.block_tables[host], item.start, item.end)
@@ -230,15 +237,23 @@ class DraftModel:
                 latest = [_latest(item, found) for item in asking]
                 hidden = self._forward(latest, list(range(len(latest))))
 
-    def _forward(self, items: list[WorkItem], rows: list[int]) -> Tensor:
-        """Computes the tokens of `items`; returns the last hidden states of `rows`, [rows, hidden_size]."""
+    def _forward(self, items: list[WorkItem], rows: list[int], first_blocks: Sequence[int] = ()) -> Tensor:
+        """Computes the tokens of `items`, which see nothing before their `first_blocks`, where some are given; returns
+        the last hidden states of `rows`, [rows, hidden_size]."""
         paging = self._paging
         batch = build_batch(items, len(paging.groups), paging.block_size, paging.device)
+        block_tables, context_lens = batch.block_tables, batch.context_lens
+        if any(first_blocks):
+            # Attention takes the first block that it is given for the beginning; positions stay what they are.
+            block_tables = [_without_first(table, first_blocks) for table in block_tables]
+            context_lens = [
+                length - first * paging.block_size for length, first in zip(context_lens, first_blocks, strict=True)
+            ]
         groups = (
             GroupBatch(
                 batch.slot_mappings[hosted.host],
-                batch.block_tables[hosted.host],
-                batch.context_lens,
+                block_tables[hosted.host],
+                context_lens,
                 batch.query_lens,
                 hosted.window,
             )
@@ -254,6 +269,14 @@ class DraftModel:
             caches=self._layers,
         )
         return self._model.forward(step)
+
+
+def _without_first(tables: Tensor, counts: Sequence[int]) -> Tensor:
+    """Returns block tables without so many of the first blocks of each."""
+    moved = torch.zeros_like(tables)
+    for row, table, count in zip(moved, tables, counts, strict=True):
+        row[: len(table) - count] = table[count:]
+    return moved
 
 
 def _reaching(item: WorkItem, found: dict[int, list[int]]) -> WorkItem:

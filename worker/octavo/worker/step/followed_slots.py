@@ -42,19 +42,20 @@ class FollowedSlots:
             self._counts[block_id] = min(self._counts[block_id], offset)
 
     def followed(self, table: Sequence[int], start: int, end: int) -> None:
-        """Notes that the draft model has computed the positions `start` to `end` - 1 of a table, and all before
-        them."""
+        """Notes that the draft model has computed the positions `start` to `end` - 1 of a table, and all before them
+        in the same block."""
         for block_id, _, last in self._spans(table, start, end):
             self._counts[block_id] = last
 
-    def reached(self, table: Sequence[int], end: int) -> int:
-        """Returns how many of the first `end` positions of a table the draft model has computed without a gap."""
+    def reached(self, table: Sequence[int], end: int, first_block: int = 0) -> int:
+        """Returns the first position from logical block `first_block` of a table on that the draft model has not
+        computed; `end` if there is none before that."""
         num_full, offset = divmod(end, self._block_size)
-        counts = self._counts[np.array(table[: num_full + (offset > 0)], dtype=np.int64)]
-        gaps = np.flatnonzero(counts[:num_full] < self._block_size)
+        counts = self._counts[np.array(table[first_block : num_full + (offset > 0)], dtype=np.int64)]
+        gaps = np.flatnonzero(counts[: num_full - first_block] < self._block_size)
         if len(gaps):
-            return int(gaps[0]) * self._block_size + int(counts[gaps[0]])
-        return num_full * self._block_size + (min(offset, int(counts[num_full])) if offset else 0)
+            return (first_block + int(gaps[0])) * self._block_size + int(counts[gaps[0]])
+        return num_full * self._block_size + (min(offset, int(counts[num_full - first_block])) if offset else 0)
 
     def _spans(self, table: Sequence[int], start: int, end: int) -> Iterator[tuple[int, int, int]]:
         """Yields each block of these positions, and the slots in it that are the first one and behind the last."""

@@ -8,7 +8,7 @@ from octavo.scheduler.core.sequence import Sequence, SequenceGroup
 from octavo.scheduler.core.speculation.acceptance import LEAST_WORTH, LONGEST_COPY, Acceptance, TrackRecord
 from octavo.scheduler.core.speculation.draft import NO_GUESSES, Draft, DraftSource
 from octavo.scheduler.core.speculation.store import OutputStore, Owner
-from octavo.scheduler.core.speculation.text import LONGEST_MATCH, SHORTEST_MATCH, Text, tail
+from octavo.scheduler.core.speculation.text import LONGEST_MATCH, SHORTEST_MATCH, Tail, Text, packed, tail
 
 # Tokens that the proposals of one step may index together: well below a millisecond.
 _INDEXED_PER_STEP = 2048
@@ -107,7 +107,7 @@ class Drafter:
     def forget(self, group: SequenceGroup) -> None:
         """Forgets a group that has ended; outputs that have come here from their first token on are kept for others of
         its tenant and salt."""
-        if (texts := self._groups.pop(group, None)) is not None:
+        if (texts := self._groups.pop(group, None)) is not None and self._unindexed:
             for text in texts.each():
                 self._unindexed.pop(text, None)
         # What came with a request that was submitted again may be from before a reset.
@@ -137,11 +137,17 @@ class Drafter:
         known = sequence.num_known
         if known < SHORTEST_MATCH:
             return
-        latest = tail(sequence.known_tokens(max(0, known - LONGEST_MATCH), known))
+        wanted = packed(sequence.known_tokens(known - SHORTEST_MATCH, known))
+        latest: Tail | None = None
         length = track.cursor.length if track.cursor else 0
         for source, text in self._searched(texts, track):
             if text.is_behind:
                 self._index(text)
+            # Most texts repeat nothing: that is soon said.
+            if not text.may_hold(wanted):
+                continue
+            if latest is None:
+                latest = tail(sequence.known_tokens(max(0, known - LONGEST_MATCH), known))
             place, found = text.find(latest, length)
             if found:
                 track.cursor, length = _Cursor(text, source, self._acceptance[source], place, found), found
@@ -183,7 +189,9 @@ def _look(track: _Track, generated: list[int]) -> None:
     """Goes on along the text that the sequence follows, through the tokens that have come since."""
     if len(generated) - track.seen > _MOST_UNSEEN:
         track.cursor = track.departed = None
+    if track.cursor is None and track.departed is None:
         track.seen = len(generated)
+        return
     for token in generated[track.seen :]:
         cursor = track.cursor
         if cursor is not None:

@@ -7,9 +7,10 @@ only those with guesses do, they miss every other step.
 """
 
 import enum
+import sys
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
 from operator import mul
@@ -23,6 +24,8 @@ _FIRST_GAP_S = 0.001
 _KEPT_GAPS = 15
 # Steps whose times count.
 _KEPT_STEPS = 32
+# After so many of them it is looked anew whether guesses may pay: prices move slowly.
+_LOOKED_AFTER = 8
 # The tokens that the best guesses bring: of a few sequences, by rows; and of each sequence, by depth.
 _BEST_FEW = [(rows, rows * HIGHEST_CHANCE) for rows in (1, 2, 4, 8)]
 _BEST_MANY = [
@@ -77,12 +80,17 @@ class Prices:
         # Seconds by which each row between two sizes lengthens a step; beyond the last size as before it.
         points = pairwise(zip(self._rows, self._seconds, strict=True))
         self._slopes = [(high_s - low_s) / (high - low) for (low, low_s), (high, high_s) in points] or [0.0]
+        # Of each of them and all behind it the least.
+        self._least_slopes = list(accumulate(reversed(self._slopes), min))[::-1]
         self._gaps: deque[float] = deque(maxlen=_KEPT_GAPS)
         self.gap_s = _FIRST_GAP_S
         # Seconds that a sequence takes beyond the curve: its context, mostly.
         self._sequence_s = 0.0
         # Seconds that further rows have taken lately, and should have by the curve.
         self._further_s = self._expected_s = 0.0
+        # What `may_pay` was asked last, and has said; and the steps since.
+        self._asked: tuple[int, int] | None = None
+        self._said, self._steps_since = False, 0
 
     @property
     def is_known(self) -> bool:
@@ -103,7 +111,9 @@ class Prices:
         """Notes how long a step took that decoded so many sequences in so many rows, and computed nothing else."""
         if not self._rows or not num_decodes:
             return
-        by_curve, expected = self._by_curve(num_decodes), self.seconds(num_decodes)
+        self._steps_since += 1
+        by_curve = self._by_curve(num_decodes)
+        expected = by_curve + num_decodes * self._sequence_s
         took = _seconds_of(times)
         if num_rows == num_decodes:
             # One that took much longer was held up.
@@ -134,7 +144,21 @@ class Prices:
     def least_growth(self, rows: int) -> float:
         """Returns the least seconds by which any row lengthens a step that has so many before it."""
         below = min(max(bisect_right(self._rows, rows) - 1, 0), len(self._slopes) - 1)
-        return self.row_factor * min(self._slopes[below:])
+        return self.row_factor * self._least_slopes[below]
+
+    def growth(self, rows: int) -> Iterator[tuple[float, float]]:
+        """Yields of each further row of a step of so many, one after the other, the least seconds by which that row or
+        any behind it lengthens the step, and by how many all up to that one do."""
+        known, last, factor, grown_s = self._rows, len(self._slopes) - 1, self.row_factor, 0.0
+        while True:
+            below = bisect_right(known, rows) - 1
+            place = min(max(below, 0), last)
+            least_s, slope = factor * self._least_slopes[place], factor * self._slopes[place] if below >= 0 else 0.0
+            end = known[below + 1] if below + 1 < len(known) else sys.maxsize
+            for _ in range(rows, end):
+                grown_s += slope
+                yield least_s, grown_s
+            rows = end
 
     def worth(self, num_decodes: int, other_rows: int) -> float:
         """Returns the tokens that a guess must bring to be worth a row of such a step: as many as others would in the
@@ -147,6 +171,12 @@ class Prices:
         all were as good as any are and waiting cost nothing."""
         if not self._rows or not num_decodes:
             return False
+        if self._asked != (num_decodes, other_rows) or self._steps_since >= _LOOKED_AFTER:
+            self._asked, self._steps_since = (num_decodes, other_rows), 0
+            self._said = self._can_pay(num_decodes, other_rows)
+        return self._said
+
+    def _can_pay(self, num_decodes: int, other_rows: int) -> bool:
         rows, plain_s = num_decodes + other_rows, self.seconds(num_decodes)
         factor, before_s = self.row_factor, self._by_curve(rows)
         # A second of further rows costs so many tokens, and the margin so many beside.
@@ -183,12 +213,12 @@ def _best_size(prices: Prices, ranked: Sequence[float], num_decodes: int, other_
     # Beside a long prompt a step is slow whatever it decodes: what tokens are worth is what others cost.
     base_s, rows = prices.seconds(num_decodes) + prices.gap_s, num_decodes + other_rows
     tokens, size, best = float(num_decodes), 0, 0.0
-    for number, gain in enumerate(ranked, 1):
-        if gain < best * prices.least_growth(rows + number - 1):
+    for number, (gain, (least_s, grown_s)) in enumerate(zip(ranked, prices.growth(rows), strict=False), 1):
+        if gain < best * least_s:
             # No row from here on brings as much for its time.
             break
         tokens += gain
-        rate = tokens / (base_s + prices.further_seconds(rows, number))
+        rate = tokens / (base_s + grown_s)
         if rate > best:
             size, best = number, rate
     return size, best
@@ -205,11 +235,14 @@ def _every_other(prices: Prices, counts: Sequence[int], gain: float, num_decodes
 
 
 def _shares(gains: Sequence[Sequence[float]], spent: Sequence[float]) -> list[int]:
-    """Returns how many of each offer's gains are among the largest ones that are `spent`: of equal ones the first."""
+    """Returns how many of each offer's gains are among the largest ones that are `spent`: of equal ones the first.
+    Those of an offer do not rise."""
     least = spent[-1]
-    counts = [sum(gain > least for gain in each) for each in gains]
+    counts = [next((place for place, gain in enumerate(each) if gain <= least), len(each)) for each in gains]
     left = len(spent) - sum(counts)
     for index, each in enumerate(gains):
+        if not left:
+            break
         more = min(left, sum(gain == least for gain in each))
         counts[index] += more
         left -= more

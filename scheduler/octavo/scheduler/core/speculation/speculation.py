@@ -296,14 +296,11 @@ def _fitting(
 def _num_fitting(replica: Replica, sequence: Sequence, num_drafted: int, count: int, left: Room) -> int:
     """Returns how many of `count` guesses find blocks behind the first `num_drafted`, and takes these out of what is
     left."""
-    taken = _num_more(replica, sequence, num_drafted)
-    while count and _num_more(replica, sequence, num_drafted + count) - taken > left.blocks:
+    num_missing = replica.kv.num_missing
+    before = num_missing((sequence,), 1 + num_drafted)
+    while count and (taken := num_missing((sequence,), 1 + num_drafted + count) - before):
+        if taken <= left.blocks:
+            left.blocks -= taken
+            break
         count -= 1
-    left.blocks -= _num_more(replica, sequence, num_drafted + count) - taken
     return count
-
-
-def _num_more(replica: Replica, sequence: Sequence, num_guesses: int) -> int:
-    """Counts the blocks that guesses take beside those of the token before them."""
-    kv = replica.kv
-    return kv.num_missing((sequence,), 1 + num_guesses) - kv.num_missing((sequence,))

@@ -37,6 +37,11 @@ class Match(NamedTuple):
 _NO_MATCH = Match(0, 0)
 
 
+def packed(tokens: list[int]) -> bytes:
+    """Returns the bytes of the last `tokens` of a sequence, of as many as the shortest match has."""
+    return pack(f"{SHORTEST_MATCH}i", *tokens[-SHORTEST_MATCH:])
+
+
 class Tail(NamedTuple):
     """Holds the latest tokens of a sequence, the last first; and of as many as the shortest match has the bytes."""
 
@@ -51,7 +56,7 @@ class Tail(NamedTuple):
 
 def tail(tokens: list[int]) -> Tail:
     """Makes the tail of a sequence's latest `tokens`, in their order; at least as many as the shortest match has."""
-    return Tail(tokens[::-1], pack(f"{SHORTEST_MATCH}i", *tokens[-SHORTEST_MATCH:]))
+    return Tail(tokens[::-1], packed(tokens))
 
 
 class Text:
@@ -108,6 +113,10 @@ class Text:
             latest[slot] = place
         return stop - start
 
+    def may_hold(self, wanted: bytes) -> bool:
+        """Tells whether there may be a match for a tail that ends with the `wanted` bytes (`packed`)."""
+        return len(self.tokens) > self._most_scanned or self._last(wanted) >= 0
+
     def find(self, tail: Tail, beyond: int = 0) -> Match:
         """Returns the place behind the longest match of a sequence's tail, if it has more than `beyond` tokens; of
         several the latest place among the few that are tried. Nothing follows the end of the text, which is no such
@@ -115,7 +124,7 @@ class Text:
         latest_tokens, tokens = tail.tokens, self.tokens
         best, length = 0, max(beyond, SHORTEST_MATCH - 1)
         reach, end = len(latest_tokens), len(tokens)
-        places = self._scanned(tail) if end <= self._most_scanned else self._chained(tail)
+        places = self._scanned(tail.packed) if end <= self._most_scanned else self._chained(tail)
         for place in islice(places, _MOST_PLACES):
             if length < reach and length < place < end and tokens[place - 1 - length] == latest_tokens[length]:
                 found = _common(tokens, place, latest_tokens)
@@ -123,16 +132,21 @@ class Text:
                     best, length = place, found
         return Match(best, length) if best else _NO_MATCH
 
-    def _scanned(self, tail: Tail) -> Iterator[int]:
-        """Yields the places behind the tail's last tokens, the latest first, that something follows."""
-        packed, tokens = self._packed, self.tokens
-        if (missing := len(tokens) - len(packed) // _TOKEN_BYTES) > 0:
-            packed += pack(f"{missing}i", *tokens[-missing:])
-        end = len(packed) - _TOKEN_BYTES
-        while (found := packed.rfind(tail.packed, 0, max(0, end))) >= 0:
+    def _scanned(self, wanted: bytes) -> Iterator[int]:
+        """Yields the places behind the `wanted` bytes of tokens, the latest first, that something follows."""
+        found = self._last(wanted)
+        while found >= 0:
             if found % _TOKEN_BYTES == 0:
                 yield found // _TOKEN_BYTES + SHORTEST_MATCH
-            end = found + len(tail.packed) - 1
+            found = self._packed.rfind(wanted, 0, found + len(wanted) - 1)
+
+    def _last(self, wanted: bytes) -> int:
+        """Returns where in the bytes of all tokens the `wanted` ones stand last and something follows them; -1 if
+        nowhere."""
+        known, tokens = self._packed, self.tokens
+        if (missing := len(tokens) - len(known) // _TOKEN_BYTES) > 0:
+            known += pack(f"{missing}i", *tokens[-missing:])
+        return known.rfind(wanted, 0, max(0, len(known) - _TOKEN_BYTES))
 
     def _chained(self, tail: Tail) -> Iterator[int]:
         """Yields the places with the tail's hash, the latest first."""

@@ -291,8 +291,9 @@ class StepBuilder:
         return num_uncomputed
 
     def prefill(self, group: SequenceGroup) -> None:
-        """Computes known tokens of a running group, as many as the budget allows, but for those it decodes."""
-        self._compute_known(group, [each for each in group.holders if not each.is_decoding])
+        """Computes known tokens of a running group, as many as the budget allows, but for those it decodes: unless
+        another of its sequences waits for just that token, so that they would never decode together."""
+        self._compute_known(group, [each for each in group.holders if not each.is_decoding or group.awaits(each)])
 
     def _compute_known(self, group: SequenceGroup, sequences: list[Sequence]) -> None:
         """Adds as many tokens of each sequence as the budget allows; where it is not its grammar's turn, all but the
