@@ -306,10 +306,11 @@ async def test_items_of_conversations_are_named_by_their_ids(
     first = await ask("hello")
     named = reference(first.output[0].id)
     conversation = await client.conversations.create(items=[named])
-    [added] = (await client.conversations.items.create(conversation.id, items=[named])).data
+    listed = await client.conversations.items.create(conversation.id, items=[named])
+    added: Any = listed.data[0]
     # One list has no id twice.
-    assert added.id != first.output[0].id  # type: ignore[union-attr]
-    await ask([reference(added.id), {"role": "user", "content": "more"}])  # type: ignore[union-attr]
+    assert added.id != first.output[0].id
+    await ask([reference(added.id), {"role": "user", "content": "more"}])
     assert prompt().count("good day") == 1
 
 
