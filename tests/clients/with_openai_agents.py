@@ -176,7 +176,7 @@ async def stored_items(make: Maker) -> str:
     """A session of the SDK's whose items the server keeps, and items that are named by their ids."""
     plain = make(OpenAIResponsesModel)
     session = OpenAIConversationsSession(openai_client=make.client)
-    first = await Runner.run(plain, _WEATHER, session=session)
+    first = await Runner.run(plain, _QUESTION, session=session)
     second = await Runner.run(plain, _QUESTION, session=session)
     assert len(await session.get_items()) == 4
     [answer] = first.raw_responses[-1].output
