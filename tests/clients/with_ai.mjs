@@ -15,7 +15,8 @@ const { createOpenAI } = await load("@ai-sdk/openai");
 const place = { baseURL: `http://${from("HTTP")}/v1`, apiKey: from("KEY") };
 const compatible = (options) =>
   createOpenAICompatible({ name: "octavo", supportsStructuredOutputs: true, includeUsage: true, ...place, ...options });
-const openai = createOpenAI(place);
+let sent = "";
+const openai = createOpenAI({ ...place, fetch: (url, options) => fetch(url, ((sent = options.body), options)) });
 const models = {
   compatible: compatible().chatModel(from("MODEL")),
   chat: openai.chat(from("MODEL")),
@@ -119,10 +120,24 @@ const checks = {
       const result = streamText({ model, prompt, tools: { weather }, toolChoice, ...settings });
       const parts = await collected(result.fullStream);
       const input = parts.filter((part) => part.type === "tool-input-delta").map((part) => part.delta);
-      assert(input.length > 1);
+      assert(input.length > 1, `${input.length} of ${parts.length} by ${model.provider}`);
       const [call] = await result.toolCalls;
       assert.deepEqual(JSON.parse(input.join("")), call.input);
       return `${input.length} parts`;
+    });
+  },
+  // What was said goes back, to Responses by the ids of items that are stored there.
+  async second_turn() {
+    return each(async (model) => {
+      const first = await generateText({ model, prompt, ...settings });
+      const asked = [{ role: "user", content: prompt }];
+      const second = await generateText({ model, messages: [...asked, ...first.response.messages, ...asked], ...settings });
+      assert(second.text);
+      const named = model !== models.compatible && sent.includes("item_reference");
+      const fresh = await generateText({ model, messages: asked, ...settings });
+      assert(second.usage.inputTokens > fresh.usage.inputTokens + 5);
+      assert.equal(named, model === models.responses);
+      return `${second.usage.inputTokens} tokens`;
     });
   },
   async completion() {

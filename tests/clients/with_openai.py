@@ -209,6 +209,22 @@ def responses_stored(service: Service) -> str:
     return f"{second.usage.input_tokens} tokens, of {alone.usage.input_tokens} said anew"
 
 
+def responses_by_reference(service: Service) -> str:
+    """Items that are stored are named by their ids in place of being sent again."""
+    client = client_of(service)
+    asked: Any = {"model": service.model, "max_output_tokens": 12, "temperature": 0}
+    question: Any = {"type": "message", "role": "user", "content": "What is my name?"}
+    first = client.responses.create(**asked, input="My name is Ada.")
+    said: Any = [*first.output, question]
+    named: Any = [{"type": "item_reference", "id": item.id} for item in first.output] + [question]
+    whole, short = (client.responses.create(**asked, input=each) for each in (said, named))
+    assert short.output_text == whole.output_text
+    assert short.usage == whole.usage
+    missing: Any = [{"type": "item_reference", "id": "msg_none"}]
+    told = raised(openai.NotFoundError, lambda: client.responses.create(**asked, input=missing))
+    return f"{len(first.output)} item, and {told}"
+
+
 def responses_in_the_background(service: Service) -> str:
     """One is waited for, one followed from where its stream was left, one cancelled."""
     client = client_of(service)
@@ -382,6 +398,7 @@ if __name__ == "__main__":
         responses_parsed,
         responses_tools,
         responses_stored,
+        responses_by_reference,
         responses_in_the_background,
         conversations,
         tools_round_trip,

@@ -9,6 +9,7 @@ from agents import (  # type: ignore[import-not-found]
     Agent,
     ModelSettings,
     OpenAIChatCompletionsModel,
+    OpenAIConversationsSession,
     OpenAIResponsesModel,
     Runner,
     function_tool,
@@ -170,6 +171,22 @@ async def stored_turns(make: Maker) -> str:
     return f"{usages} tokens"
 
 
+@in_a_loop
+async def stored_items(make: Maker) -> str:
+    """A session of the SDK's whose items the server keeps, and items that are named by their ids."""
+    plain = make(OpenAIResponsesModel)
+    session = OpenAIConversationsSession(openai_client=make.client)
+    first = await Runner.run(plain, _QUESTION, session=session)
+    second = await Runner.run(plain, _QUESTION, session=session)
+    assert len(await session.get_items()) == 4
+    [answer] = first.raw_responses[-1].output
+    named = [{"type": "item_reference", "id": answer.id}, {"role": "user", "content": _QUESTION}]
+    third, fresh = await Runner.run(plain, named), await Runner.run(plain, _QUESTION)
+    usages = [result.context_wrapper.usage.input_tokens for result in (second, third, fresh)]
+    assert usages[0] > usages[1] > usages[2], usages
+    return f"{usages} tokens"
+
+
 if __name__ == "__main__":
     set_tracing_disabled(True)
-    main(text, stream, tool, tool_streamed, hand_over, output_type, second_turn, stored_turns)
+    main(text, stream, tool, tool_streamed, hand_over, output_type, second_turn, stored_turns, stored_items)

@@ -220,6 +220,12 @@ def test_a_decoder_makes_vectors_where_it_is_asked_to(new_stack: StartStack, tmp
         stack.kill("worker-0")
         asking.join()
         assert [each["embedding"] for each in answers[0]["data"]] == [vector(http, text) for text in texts]
+        # A mean is of all states, which a prefix cache does not keep.
+        again = http.post("/v1/embeddings", json={"input": texts[:2]})
+        assert again.json()["data"] == answers[0]["data"][:2]
+        cached = again.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert (cached > 0) == (pooling == "last")
+        assert again.headers["x-octavo-cached-tokens"] == str(cached)
         assert error_of(http.post("/v1/completions", json={"prompt": "t"})) == (400, "wrong_task")
         assert "/v1/embeddings" in http.post("/v1/completions", json={"prompt": "t"}).json()["error"]["message"]
     stack.wait_idle()

@@ -8,10 +8,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from tests.frontend.batch.conftest import a_line, answers, begin, client_of, ended, jsonl, until, upload
 
+from octavo.frontend.batch.lines import ENDPOINTS
 from octavo.frontend.config import FrontendConfig
 from octavo.frontend.server import FrontendServer
 from octavo.testing.fakes.fake_scheduler import FakeScheduler
@@ -57,6 +59,17 @@ async def test_other_endpoints_have_their_own_answers(
     assert (batch.status, batch.error_file_id) == ("completed", None)
     found = await answers(client, batch.output_file_id)
     assert found["a"]["response"]["body"]["object"] == kind
+
+
+async def test_every_endpoint_that_a_batch_may_name_is_served(
+    scheduler: FakeScheduler, frontend: FrontendServer, client: openai.AsyncOpenAI
+) -> None:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{frontend.http_port}", trust_env=False) as http:
+        for endpoint in ENDPOINTS:
+            told = await http.post(endpoint, json={"nothing": "of use"})
+            assert told.json()["error"]["code"] == "bad_parameter", endpoint
+    with pytest.raises(openai.BadRequestError, match=f"it must be one of {', '.join(ENDPOINTS)}"):
+        await begin(client, jsonl(a_line("a")), endpoint="/v1/messages")
 
 
 async def test_calls_run_at_the_lowest_priority_and_few_at_once(

@@ -3,6 +3,8 @@
 import asyncio
 import dataclasses
 import json
+import secrets
+import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -11,6 +13,8 @@ import openai
 import pytest
 
 from octavo.frontend.config import FrontendConfig
+from octavo.frontend.openai.response_answer import ResponseAnswer
+from octavo.frontend.request.events import SequenceFinished
 from octavo.frontend.server import FrontendServer
 from octavo.testing.fakes.fake_scheduler import FakeScheduler
 from octavo.testing.frontends import running_frontend
@@ -269,3 +273,108 @@ async def test_what_cannot_be_written_is_tried_again(
     assert found.status == "completed"
     connection.execute("PRAGMA query_only = OFF")
     assert (await ended(other, begun.id)).to_dict() == found.to_dict()
+
+
+def fill(connection: sqlite3.Connection) -> None:
+    """Takes all the room that there is inside the file."""
+    while True:
+        connection.execute("INSERT INTO filler VALUES (zeroblob(1000))")
+
+
+async def test_what_a_full_disk_has_no_room_for_is_written_once_there_is(
+    frontend: FrontendServer,
+    answer_with: AnswerWith,
+    client: openai.AsyncOpenAI,
+    ask: Any,
+    scheduler: FakeScheduler,
+    other: openai.AsyncOpenAI,
+    eventually: Eventually,
+) -> None:
+    answer_with(TEXT)
+    scheduler.hold_after = 2
+    # More than fits into what is left of a page, compressed too.
+    metadata = {str(n): secrets.token_hex(256) for n in range(16)}
+    begun = [await ask(background=True, max_output_tokens=100, metadata=metadata) for _ in range(2)]
+    assert frontend._stored is not None
+    connection = frontend._stored.store.store._connection
+    connection.execute("CREATE TABLE filler (body)")
+    # It grows no more.
+    connection.execute("PRAGMA max_page_count = 1")
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        fill(connection)
+    with pytest.raises(openai.InternalServerError, match="cannot be read or written now"):
+        await ask(background=True, metadata=metadata)
+    following = asyncio.create_task(_rest(client, begun[0].id, -1))
+    scheduler.hold_after = 1 << 30
+    # Who reads here reads on, and learns of the end.
+    events = await following
+    assert events[-1]["response"]["output"][0]["content"][0]["text"] == TEXT
+    assert (await other.responses.retrieve(begun[0].id)).status in ("queued", "in_progress")
+    connection.execute("PRAGMA max_page_count = 100000")
+    for each in begun:
+        assert (await ended(other, each.id)).output_text == TEXT
+    assert await _rest(other, begun[0].id, -1) == events
+    await eventually(lambda: frontend._stored.num_running == 0)  # type: ignore[union-attr]
+
+
+async def test_a_response_that_the_store_refuses_fails_alone(
+    frontend: FrontendServer,
+    answer_with: AnswerWith,
+    client: openai.AsyncOpenAI,
+    ask: Any,
+    scheduler: FakeScheduler,
+    other: openai.AsyncOpenAI,
+    eventually: Eventually,
+) -> None:
+    answer_with(TEXT)
+    scheduler.hold_after = 5
+    bad, good = [await ask(background=True, max_output_tokens=100) for _ in range(2)]
+    streams = [await each.responses.retrieve(bad.id, stream=True) for each in (client, other)]
+    for stream in streams:
+        assert (await anext(stream)).type == "response.created"
+    assert frontend._stored is not None
+    connection = frontend._stored.store.store._connection
+    connection.execute(
+        "CREATE TRIGGER refuse BEFORE INSERT ON events WHEN new.record ="
+        f" (SELECT key FROM records WHERE id = '{bad.id}') BEGIN SELECT raise(ABORT, 'refused'); END"
+    )
+    scheduler.hold_after = 8
+    await eventually(lambda: frontend.generation.num_running == 1)
+    connection.execute("DROP TRIGGER refuse")
+    here, _ = [[event.type async for event in stream] for stream in streams]
+    # Not even that could be written for the other.
+    assert here[-1] == "response.failed"
+    for each in (client, other):
+        found = await ended(each, bad.id)
+        assert (found.status, found.error.code) == ("failed", "server_error")
+        assert "could not be stored" in found.error.message
+    with pytest.raises(openai.BadRequestError, match="which is failed"):
+        await ask(previous_response_id=bad.id)
+    scheduler.hold_after = 1 << 30
+    for each in (client, other):
+        assert (await ended(each, good.id)).output_text == TEXT
+    await eventually(lambda: frontend._stored.num_running == 0)  # type: ignore[union-attr]
+
+
+async def test_an_answer_that_cannot_be_encoded_fails_alone(
+    answer_with: AnswerWith,
+    client: openai.AsyncOpenAI,
+    other: openai.AsyncOpenAI,
+    ask: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answer_with(TEXT)
+    take = ResponseAnswer.take
+
+    def take_what_is_no_text(answer: ResponseAnswer, event: Any) -> bytes:
+        if answer.response["metadata"] and isinstance(event, SequenceFinished):
+            answer.response["output"].append({"text": "\ud800"})
+        return take(answer, event)
+
+    monkeypatch.setattr(ResponseAnswer, "take", take_what_is_no_text)
+    bad = await ask(background=True, max_output_tokens=100, metadata={"is": "bad"})
+    good = await ask(background=True, max_output_tokens=100)
+    for each in (client, other):
+        found = await ended(each, bad.id)
+        assert (found.status, found.output) == ("failed", [])
+        assert (await ended(each, good.id)).output_text == TEXT

@@ -245,3 +245,93 @@ class TestWithoutAStore:
         for field in ("previous_response_id", "conversation", "background"):
             told = await http.post("/responses", json={"input": "hello", field: "x"})
             assert (told.status_code, told.json()["error"]["param"]) == (400, field)
+
+
+@pytest.mark.parametrize("damaged", [b"{", b'{"status": "\xff"}'])
+async def test_a_response_that_is_damaged_is_told_as_such_and_can_be_deleted(
+    scheduler: FakeScheduler, frontend: FrontendServer, client: openai.AsyncOpenAI, ask: Any, damaged: bytes
+) -> None:
+    answer, other = await ask(), await ask()
+    assert frontend._stored is not None
+    frontend._stored.store.store._execute("UPDATE records SET body = ? WHERE id = ?", damaged, answer.id)
+    with pytest.raises(openai.InternalServerError) as told:
+        await client.responses.retrieve(answer.id)
+    assert told.value.code == "storage_failed"
+    assert (await client.responses.retrieve(other.id)).id == other.id
+    await client.responses.delete(answer.id)
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.retrieve(answer.id)
+
+
+# -- references to items -----------------------------------------------------------------------------------------------
+
+
+def reference(item_id: str) -> Any:
+    return {"type": "item_reference", "id": item_id}
+
+
+async def test_items_are_named_by_their_ids_in_place_of_being_sent(
+    answer_with: AnswerWith, client: openai.AsyncOpenAI, prompt: Callable[[], str], ask: Any
+) -> None:
+    answer_with('<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>')
+    tool = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
+    question = {"type": "message", "role": "user", "content": "What is the weather?", "id": "msg_of_mine"}
+    first = await ask([question], tools=[tool], max_output_tokens=200)
+    [call] = first.output
+    assert call.type == "function_call"
+    output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+    answer_with("It is sunny.")
+    await ask([question, call.to_dict(), output], tools=[tool])
+    sent = prompt()
+    second = await ask([reference("msg_of_mine"), reference(call.id), output], tools=[tool])
+    assert prompt() == sent
+    # They are kept as what they stand for: what they name may go.
+    await client.responses.delete(first.id)
+    kept = [item.to_dict() async for item in await client.responses.input_items.list(second.id, order="asc")]
+    assert [item["type"] for item in kept] == ["message", "function_call", "function_call_output"]
+    assert kept[1] == call.to_dict()
+    again = await ask([reference("msg_of_mine"), reference(call.id), output], tools=[tool], store=False)
+    assert prompt() == sent
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.retrieve(again.id)
+    # An answer that was not stored has no items to name.
+    with pytest.raises(openai.NotFoundError):
+        await ask([reference(again.output[0].id)])
+
+
+async def test_items_of_conversations_are_named_by_their_ids(
+    answer_with: AnswerWith, client: openai.AsyncOpenAI, prompt: Callable[[], str], ask: Any
+) -> None:
+    answer_with("good day")
+    first = await ask("hello")
+    named = reference(first.output[0].id)
+    conversation = await client.conversations.create(items=[named])
+    listed = await client.conversations.items.create(conversation.id, items=[named])
+    added: Any = listed.data[0]
+    # One list has no id twice.
+    assert added.id != first.output[0].id
+    await ask([reference(added.id), {"role": "user", "content": "more"}])
+    assert prompt().count("good day") == 1
+
+
+@pytest.mark.parametrize("background", [False, True])
+async def test_an_item_that_is_not_there_is_named_as_missing(
+    http: httpx.AsyncClient, answer_with: AnswerWith, background: bool
+) -> None:
+    answer_with("good day")
+    first = (await http.post("/responses", json={"input": "hello"})).json()
+    there, prefix = first["output"][0]["id"], first["id"].removeprefix("resp_")
+    for missing in ("msg_1", f"msg_1_{prefix}", f"rs_0_{prefix}", "", "msg_0_\ud800", "x" * 5000, there.upper()):
+        body = {"input": [reference(there), reference(missing)], "background": background}
+        told = await http.post("/responses", content=json.dumps(body))
+        if missing == "msg_0_\ud800":
+            assert told.status_code == 400, told.text
+            continue
+        error = told.json()["error"]
+        assert (told.status_code, error["code"], error["param"]) == (404, "not_stored", "input[1].id"), missing
+        assert f"no item '{missing[:128]}' of yours is stored here" in error["message"]
+    told = await http.post("/responses", json={"input": [{"type": "item_reference", "id": 5}]})
+    assert (told.status_code, told.json()["error"]["param"]) == (400, "input[0].id")
+    # What looks like one is none.
+    for said in ("item_reference", [{"role": "user", "content": "item_reference"}]):
+        assert (await http.post("/responses", json={"input": said})).status_code == 200

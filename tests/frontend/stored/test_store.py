@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from octavo.frontend.errors import AlreadyExists, InvalidRequest, NotFound, Over
 from octavo.frontend.openai.response_answer import event_of
 from octavo.frontend.stored.database import StoreError
 from octavo.frontend.stored.store import OVERHEAD, Store
-from octavo.frontend.stored.values import Kind, Limits, NewResponse, Outcome, Progress
+from octavo.frontend.stored.values import Kind, Limits, NewRecord, Outcome, Progress
 
 ROOMY = Limits(1 << 30, 0, 1000.0)
 
@@ -53,8 +53,14 @@ def body_of(text: str, status: str = "completed") -> bytes:
 
 
 def add(store: Store, name: str, *, tenant: str = "t", status: str = "completed", **fields: Any) -> int:
-    new = NewResponse(tenant, f"resp_{name}", body_of(name, status), json.dumps(f"asked {name}").encode(), **fields)
+    new = NewRecord(
+        Kind.RESPONSE, tenant, f"resp_{name}", body_of(name, status), json.dumps(f"asked {name}").encode(), **fields
+    )
     return store.add(new, ended=status not in ("queued", "in_progress"))
+
+
+def add_conversation(store: Store, name: str, items: list[dict[str, Any]]) -> int:
+    return store.add(NewRecord(Kind.CONVERSATION, "t", name, b"{}", json.dumps(items).encode()))
 
 
 def said(texts: Any) -> list[str]:
@@ -125,7 +131,9 @@ def test_a_chain_with_a_hole_is_no_chain_even_where_the_id_is_taken_again(store:
 def test_what_came_before_is_bounded_as_a_body_is(store: Store) -> None:
     key = None
     for name in "abc":
-        new = NewResponse("t", f"resp_{name}", body_of(name), json.dumps("x" * 2_000_000).encode(), previous=key)
+        new = NewRecord(
+            Kind.RESPONSE, "t", f"resp_{name}", body_of(name), json.dumps("x" * 2_000_000).encode(), previous=key
+        )
         key = store.add(new, ended=True)
     store.turns_before("t", "resp_b")
     with pytest.raises(InvalidRequest) as refused:
@@ -135,7 +143,7 @@ def test_what_came_before_is_bounded_as_a_body_is(store: Store) -> None:
 
 def test_items_are_listed_in_pages_both_ways(store: Store) -> None:
     items = [{"id": f"item{place}", "type": "message", "role": "user", "content": str(place)} for place in range(5)]
-    key = store.add(NewResponse("t", "resp_a", body_of("a"), json.dumps(items).encode()), ended=True)
+    key = store.add(NewRecord(Kind.RESPONSE, "t", "resp_a", body_of("a"), json.dumps(items).encode()), ended=True)
 
     def page(after: str | None, limit: int, *, newest_first: bool) -> list[str]:
         found = store.items(key, after, limit, newest_first=newest_first)
@@ -151,7 +159,7 @@ def test_items_are_listed_in_pages_both_ways(store: Store) -> None:
 
 
 def test_a_conversation_gets_the_turns_that_have_an_answer(store: Store) -> None:
-    store.add_conversation("t", "conv_a", b"{}", [{"id": "x", "type": "message", "role": "user", "content": "0"}])
+    add_conversation(store, "conv_a", [{"id": "x", "type": "message", "role": "user", "content": "0"}])
     key = store.conversation_before("t", "conv_a").key
     add(store, "a", conversation=key)
     add(store, "b", conversation=key, status="failed")
@@ -167,13 +175,37 @@ def test_a_conversation_gets_the_turns_that_have_an_answer(store: Store) -> None
 
 def test_an_id_that_a_conversation_has_is_given_no_second_item(store: Store) -> None:
     item = {"id": "x", "type": "message", "role": "user", "content": "0"}
-    store.add_conversation("t", "conv_a", b"{}", [item])
+    add_conversation(store, "conv_a", [item])
     [again] = store.add_items("t", "conv_a", [item])
     assert msgspec.json.decode(again)["id"].startswith("msg_")
     store.remove_item("t", "conv_a", "x")
     with pytest.raises(NotFound):
         store.item(store.conversation_before("t", "conv_a").key, "x")
     assert said(store.conversation_before("t", "conv_a").items) == ["0"]
+
+
+def test_items_are_named_by_their_tenant_alone(store: Store, clock: Clock) -> None:
+    answer = [{"id": "msg_0_a", "type": "message", "role": "assistant", "content": "a"}]
+    body = msgspec.json.encode({"status": "completed", "output": answer})
+    mine = [{"id": "mine", "type": "message", "role": "user", "content": "first"}]
+    store.add(NewRecord(Kind.RESPONSE, "t", "resp_a", body, json.dumps(mine).encode()), ended=True)
+    add_conversation(store, "conv_a", [{**mine[0], "content": "second"}, {**answer[0], "content": "b"}])
+    found = store.items_named("t", {"mine": "", "msg_0_a": ""})
+    # The latest that was said under that id; and what was answered, whoever says something else.
+    assert said([b"[%b]" % item for item in found.values()]) == ["second", "a"]
+    for item_id in ("mine", "msg_0_a"):
+        with pytest.raises(NotFound) as refused:
+            store.items_named("someone else", {item_id: "input[3].id"})
+        assert refused.value.metadata["field"] == "input[3].id"
+    store.remove(Kind.RESPONSE, "t", "resp_a")
+    assert said([b"[%b]" % item for item in store.items_named("t", {"msg_0_a": ""}).values()]) == ["b"]
+    clock.time += 1100
+    with pytest.raises(NotFound):
+        store.items_named("t", {"mine": ""})
+    large = [{"id": str(n), "type": "message", "role": "user", "content": "x" * 1_000_000} for n in range(5)]
+    add_conversation(store, "conv_b", large)
+    with pytest.raises(InvalidRequest, match="what was said before has more than"):
+        store.items_named("t", {item["id"]: "" for item in large})
 
 
 # -- room and age ------------------------------------------------------------------------------------------------------
@@ -214,7 +246,7 @@ def test_what_alone_takes_more_than_there_may_be_is_refused_and_removes_nothing(
     store = Store(tmp_path / "s", Limits(10_000, 0, 1000.0), clock)
     running = add(store, "a", status="in_progress")
     with pytest.raises(Overloaded) as refused:
-        store.add(NewResponse("t", "resp_b", body_of("b"), json.dumps("x" * 10_000).encode()), ended=True)
+        store.add(NewRecord(Kind.RESPONSE, "t", "resp_b", body_of("b"), json.dumps("x" * 10_000).encode()), ended=True)
     assert refused.value.reason is Reason.STORE_FULL
     assert not is_there(store, "b")
     # What is being computed is not removed; it is told that there is no room, and its end is kept all the same.
@@ -239,6 +271,14 @@ def test_what_is_not_used_expires_with_its_chain(store: Store, clock: Clock) -> 
     clock.time += 1001
     assert store.sweep() == (0, 0)
     assert store.removals.expired == 3
+
+
+def test_to_go_on_from_a_response_is_a_use_however_soon_after_the_last(store: Store, clock: Clock) -> None:
+    add(store, "a")
+    clock.time += 30
+    store.turns_before("t", "resp_a")
+    clock.time += 980
+    assert is_there(store, "a")
 
 
 def test_what_is_still_computed_does_not_expire(store: Store, clock: Clock) -> None:
@@ -308,6 +348,83 @@ def test_a_sweep_finds_the_responses_of_frontends_that_are_gone(tmp_path: Path, 
     assert [path.name for path in (tmp_path / "responses").glob("*.lock")] == [f"frontend-{store.owner.name}.lock"]
 
 
+def damage_its_items(store: Store, key: int) -> None:
+    store._execute("UPDATE items SET body = ? WHERE record = ?", b"{", key)
+
+
+def allow_little(store: Store, key: int) -> None:
+    store._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 2000)
+
+
+def refuse_its_events(store: Store, key: int) -> None:
+    store._execute(
+        f"CREATE TRIGGER refuse BEFORE INSERT ON events WHEN new.record = {key} BEGIN"
+        " SELECT raise(ABORT, 'refused'); END"
+    )
+
+
+def refuse_anything(store: Store, key: int) -> None:
+    refuse_its_events(store, key)
+    store._execute(
+        f"CREATE TRIGGER refuse_it BEFORE UPDATE ON records WHEN new.key = {key} BEGIN"
+        " SELECT raise(ABORT, 'refused'); END"
+    )
+
+
+@pytest.mark.parametrize("plant", [damage_its_items, allow_little, refuse_its_events, refuse_anything])
+def test_a_response_that_cannot_be_written_fails_alone(
+    store: Store, plant: Callable[[Store, int], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    add_conversation(store, "conv_a", [])
+    conversation = store.conversation_before("t", "conv_a").key
+    names = ("before", "bad", "after")
+    keys = {name: add(store, name, status="in_progress", conversation=conversation) for name in names}
+    plant(store, keys["bad"])
+    events = [event_of("x", 0, {}), event_of("x", 1, {"text": os.urandom(4000).hex()})]
+    progress = [
+        Progress(keys[name], 0, events if name == "bad" else events[:1], body_of(name), ended=True) for name in names
+    ]
+    outcomes = store.advance(progress)
+    kept = {keys["before"]: Outcome.KEPT, keys["after"]: Outcome.KEPT}
+    assert outcomes == {**kept, keys["bad"]: Outcome.UNWRITABLE}
+    assert "a response has failed that could not be written" in caplog.text
+    store._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1 << 30)
+    for name in ("before", "after"):
+        assert (find(store, name).status, events_of(store, keys[name])) == ("completed", events[:1])
+    assert said(store.conversation_before("t", "conv_a").items) == [
+        *("asked before", "before"),
+        *("asked after", "after"),
+    ]
+    found = find(store, "bad")
+    if plant is refuse_anything:
+        # It can be read all the same, and removed.
+        assert (found.status, found.ended) == ("in_progress", False)
+        return
+    response = msgspec.json.decode(found.body)
+    assert (found.status, found.ended, response["error"]["code"]) == ("failed", True, "server_error")
+    assert "could not be stored" in response["error"]["message"]
+    told = [json.loads(event.decode().partition("data: ")[2]) for event in events_of(store, keys["bad"])]
+    assert [event["type"] for event in told] == ([] if plant is refuse_its_events else ["response.failed"])
+    if plant is not damage_its_items:
+        assert_sound(store)
+
+
+@pytest.mark.parametrize("damaged", [b"{", b"[]", b'{"status": "\xff"}'])
+def test_a_damaged_response_of_a_frontend_that_is_gone_fails_beside_others(
+    tmp_path: Path, clock: Clock, store: Store, damaged: bytes
+) -> None:
+    gone = Store(tmp_path / "responses", ROOMY, clock)
+    for name in "abc":
+        add(gone, name, status="in_progress", is_background=True)
+    gone._execute("UPDATE records SET body = ? WHERE id = 'resp_a'", damaged)
+    refuse_its_events(gone, find(gone, "b").key)
+    os.close(gone.owner._lock)
+    store.sweep()
+    for name in "abc":
+        response = msgspec.json.decode(find(store, name).body)
+        assert (response["status"], response["error"]["code"]) == ("failed", "server_error")
+
+
 # -- the file ----------------------------------------------------------------------------------------------------------
 
 
@@ -352,7 +469,7 @@ def test_a_full_disk_loses_nothing_that_was_stored(store: Store) -> None:
     (pages,) = store._connection.execute("PRAGMA page_count").fetchone()
     store._connection.execute(f"PRAGMA max_page_count = {pages + 2}")
     with pytest.raises(sqlite3.OperationalError, match="full"):
-        store.add(NewResponse("t", "resp_b", body_of("b"), json.dumps("x" * 100_000).encode()), ended=True)
+        store.add(NewRecord(Kind.RESPONSE, "t", "resp_b", body_of("b"), json.dumps("x" * 100_000).encode()), ended=True)
     assert is_there(store, "a")
     assert not is_there(store, "b")
     store._connection.execute("PRAGMA max_page_count = 100000")
@@ -384,7 +501,7 @@ def _write_many(directory: Path, name: str, count: int, problems: Any) -> None:
 def test_two_processes_write_into_one_store(tmp_path: Path) -> None:
     directory, context = tmp_path / "s", multiprocessing.get_context("fork")
     with_both = Store(directory, ROOMY)
-    with_both.add_conversation("t", "conv_both", b"{}", [])
+    add_conversation(with_both, "conv_both", [])
     problems = context.Queue()
     writers = [context.Process(target=_write_many, args=(directory, name, 30, problems)) for name in "ab"]
     for writer in writers:

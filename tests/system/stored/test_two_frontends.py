@@ -56,6 +56,26 @@ def test_what_one_frontend_stores_another_goes_on_from(stack: Stack) -> None:
     stack.wait_idle()
 
 
+def test_an_item_of_one_frontend_is_named_at_another(stack: Stack) -> None:
+    question = {"type": "message", "id": "msg_of_mine", "role": "user", "content": "hello"}
+    short = {**ASK, "max_output_tokens": 4}
+    with stack.http() as first, second_frontend(stack) as second:
+        answer = first.post("/v1/responses", json={**short, "input": [question]}).json()
+        said = [question, answer["output"][0]]
+        named = [{"type": "item_reference", "id": item["id"]} for item in said]
+        whole, short_form = (
+            each.post("/v1/responses", json={**short, "input": [*items, question]}).json()
+            for each, items in ((first, said), (second, named))
+        )
+        assert short_form["output"][0]["content"] == whole["output"][0]["content"]
+        assert short_form["usage"]["input_tokens"] == whole["usage"]["input_tokens"]
+        first.delete(f"/v1/responses/{answer['id']}")
+        kept = first.get(f"/v1/responses/{short_form['id']}/input_items?order=asc").json()["data"]
+        assert [item["content"] for item in kept[1:2]] == [said[1]["content"]]
+        told = second.post("/v1/responses", json={**short, "input": [{**named[1], "id": "msg_1_none"}]})
+        assert (told.status_code, told.json()["error"]["code"]) == (404, "not_stored")
+
+
 def test_a_background_response_of_a_frontend_that_is_killed_has_failed_and_says_so(stack: Stack) -> None:
     with stack.http() as first, second_frontend(stack) as second:
         body = {**ASK, "max_output_tokens": 1500, "background": True}

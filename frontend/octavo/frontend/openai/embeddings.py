@@ -150,10 +150,17 @@ async def run(api: Api, request: Request, asked: Sequence[PoolingRequest], body:
     if len(asked) == 1 and body.request_id:
         asked = [replace(asked[0], request_id=body.request_id)]
     caller = caller_of(request)
-    return await while_connected(request, outputs(lambda one: api.generation.pool(one, caller, deadline), asked))
+    found = await while_connected(request, outputs(lambda one: api.generation.pool(one, caller, deadline), asked))
+    request.state.cached_tokens = _cached(found)
+    return found
 
 
 def usage_of(found: Sequence[Output]) -> dict[str, Any]:
     """Returns the usage object of a call."""
     tokens = sum(output.prompt_tokens for output in found)
-    return {"prompt_tokens": tokens, "total_tokens": tokens}
+    details = {"cached_tokens": _cached(found)}
+    return {"prompt_tokens": tokens, "total_tokens": tokens, "prompt_tokens_details": details}
+
+
+def _cached(found: Sequence[Output]) -> int:
+    return sum(output.cached_tokens for output in found)

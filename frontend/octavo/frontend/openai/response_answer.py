@@ -16,6 +16,7 @@ from octavo.frontend.request.events import Event, RequestNotice, RequestStarted,
 from octavo.wire.requests import FinishReason
 
 _encode = msgspec.json.Encoder().encode
+_PREFIX: Final = "resp_"
 # The name of an event, without what all have in common, and its fields.
 _Event = tuple[str, dict[str, Any]]
 _END: Final = b"\n\n"
@@ -203,6 +204,11 @@ class ResponseAnswer:
         self.response["status"] = "cancelled"
         return ended + self._lifecycle("cancelled")
 
+    def forget(self) -> None:
+        """Drops what there is of the answer."""
+        self._output.clear()
+        self._open = None
+
     def fail(self, error: ServiceError) -> bytes:
         """Returns the last event of a stream that `error` ends."""
         self.note_failure(error)
@@ -269,13 +275,12 @@ class ResponseAnswer:
         return _OpenReasoning({"id": self._id("rs"), "type": "reasoning", "summary": []}, len(self._output))
 
     def _call(self, call: ToolCallDelta) -> dict[str, Any]:
-        item_id = f"fc_{call.id.removeprefix('call_')}"
-        item = {"id": item_id, "type": "function_call", "call_id": call.id, "name": call.name}
+        item = {"id": self._id("fc"), "type": "function_call", "call_id": call.id, "name": call.name}
         namespace = self._namespaces.get(call.name)
         return {**item, "namespace": namespace} if namespace else item
 
     def _id(self, prefix: str) -> str:
-        return f"{prefix}_{len(self._output)}_{self.response['id'][5:]}"
+        return f"{prefix}_{len(self._output)}_{self.response['id'].removeprefix(_PREFIX)}"
 
     def _lifecycle(self, name: str) -> bytes:
         return self._event(name, {"response": self.response})
@@ -286,6 +291,11 @@ class ResponseAnswer:
     def _event(self, name: str, fields: dict[str, Any]) -> bytes:
         self._number += 1
         return event_of(name, self._number - 1, fields)
+
+
+def response_of(item_id: str) -> str:
+    """Returns the id of the response whose answer has the item of that id, if an answer has it."""
+    return _PREFIX + "_".join(item_id.split("_")[2:])
 
 
 def event_of(name: str, number: int, fields: dict[str, Any]) -> bytes:

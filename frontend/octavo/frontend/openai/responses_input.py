@@ -98,6 +98,7 @@ RESPONSES_UNSUPPORTED: Final[Neutral] = {
 NEEDS_STORE: Final[Neutral] = {"previous_response_id": (), "conversation": (), "background": (b"false",)}
 
 
+_NEEDS_ITEM: Final = "send the item itself, or start the frontend with --response-store, which keeps items"
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 
@@ -168,6 +169,8 @@ def messages_of(items: Iterable[Item], ignored: list[str]) -> list[ChatMessage]:
             case "web_search_call":
                 # The searches of another turn.
                 ignored.append(f"{field}.{item.type}")
+            case "item_reference":
+                raise unsupported_field(f"{field} of type {item.type!r}", _NEEDS_ITEM)
             case _:
                 known = "messages, reasoning, function calls and their outputs are known here"
                 raise unsupported_field(f"{field} of type {item.type[:64]!r}", known)

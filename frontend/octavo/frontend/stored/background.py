@@ -81,6 +81,8 @@ class BackgroundRun:
         except Exception:
             log_failure(_log, "a response failed that is computed in the background")
             self.error = internal_error()
+            # It may be what there is of the answer that cannot be encoded.
+            answer.forget()
             last = answer.fail(self.error)
         self.ended = True
         self._add(last)

@@ -5,11 +5,9 @@ from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta, Raw
-from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.frontend.api.body import decoded, given, read_call, unknown_fields_header
-from octavo.frontend.api.endpoint import Api, origin_of
 from octavo.frontend.errors import bad_parameter
 from octavo.frontend.http.connection import MAX_BODY
 from octavo.frontend.http.envelope import unix_time
@@ -18,11 +16,10 @@ from octavo.frontend.openai.responses_input import Item, messages_of
 from octavo.frontend.request.chat import Chat
 from octavo.frontend.request.request import GenerationRequest
 from octavo.frontend.request.validation import check_form
-from octavo.frontend.stored.items import kept_items
-from octavo.frontend.stored.retrieval import items_page, json, listed
-from octavo.frontend.stored.service import StoredResponses
+from octavo.frontend.stored.call import Call, json, listed
+from octavo.frontend.stored.items import input_items
 from octavo.frontend.stored.store import Store
-from octavo.frontend.stored.values import Kind, Record
+from octavo.frontend.stored.values import NewRecord
 
 # As OpenAI bounds them.
 _MAX_ITEMS: Final = 20
@@ -44,87 +41,69 @@ class ItemsBody(msgspec.Struct, frozen=True, kw_only=True):
     items: Raw
 
 
-async def create(api: Api, request: Request, stored: StoredResponses) -> Response:
+async def create(call: Call) -> Response:
     """Makes a conversation, with the items that it begins with."""
-    body, unknown = await read_call(request, ConversationBody, {}, api.generation.beginnings)
-    items = _items_of(body.items)
+    body, unknown = await read_call(call.request, ConversationBody, {}, call.api.generation.beginnings)
+    items = await _items_of(call, body.items)
     conversation: dict[str, Any] = {
         "id": f"conv_{secrets.token_hex(16)}",
         "object": "conversation",
         "created_at": unix_time(),
         "metadata": body.metadata or {},
     }
-    text, tenant = encode(conversation), origin_of(request)["tenant"]
-    await stored.store.call(Store.add_conversation, tenant, conversation["id"], text, items)
-    return _answer(text, unknown)
+    new = NewRecord(call.kind, call.tenant, conversation["id"], encode(conversation), items)
+    await call.stored.store.call(Store.add, new)
+    return _answer(conversation, unknown)
 
 
-async def retrieve(api: Api, request: Request, stored: StoredResponses) -> Response:
+async def retrieve(call: Call) -> Response:
     """Answers with a conversation, without its items."""
-    return json((await _found(request, stored)).body)
+    return json((await call.record()).body)
 
 
-async def update(api: Api, request: Request, stored: StoredResponses) -> Response:
+async def update(call: Call) -> Response:
     """Replaces the metadata of a conversation."""
-    body, unknown = await read_call(request, ConversationBody, {"items": ()}, api.generation.beginnings)
-    record = await _found(request, stored)
-    text = encode({**msgspec.json.decode(record.body), "metadata": body.metadata or {}})
-    await stored.store.call(Store.change, Kind.CONVERSATION, origin_of(request)["tenant"], record.id, text)
-    return _answer(text, unknown)
+    body, unknown = await read_call(call.request, ConversationBody, {"items": ()}, call.api.generation.beginnings)
+    record = await call.record()
+    conversation = {**msgspec.json.decode(record.body), "metadata": body.metadata or {}}
+    await call.stored.store.call(Store.change, call.kind, call.tenant, record.id, encode(conversation))
+    return _answer(conversation, unknown)
 
 
-async def delete(api: Api, request: Request, stored: StoredResponses) -> Response:
-    """Removes a conversation with its items; responses that were part of it stay."""
-    tenant, conversation_id = _named(request)
-    await stored.store.call(Store.remove, Kind.CONVERSATION, tenant, conversation_id)
-    return json(encode({"id": conversation_id, "object": "conversation.deleted", "deleted": True}))
-
-
-async def list_items(api: Api, request: Request, stored: StoredResponses) -> Response:
-    """Lists items of a conversation, newest first unless asked otherwise."""
-    return await items_page(request, stored, await _found(request, stored))
-
-
-async def add_items(api: Api, request: Request, stored: StoredResponses) -> Response:
+async def add_items(call: Call) -> Response:
     """Appends items to a conversation."""
-    body, unknown = await read_call(request, ItemsBody, {}, api.generation.beginnings)
-    added = await stored.store.call(Store.add_items, *_named(request), _items_of(body.items))
+    body, unknown = await read_call(call.request, ItemsBody, {}, call.api.generation.beginnings)
+    items = input_items(await _items_of(call, body.items))
+    added = await call.stored.store.call(Store.add_items, call.tenant, call.record_id, items)
     return _answer(listed(added), unknown)
 
 
-async def retrieve_item(api: Api, request: Request, stored: StoredResponses) -> Response:
+async def retrieve_item(call: Call) -> Response:
     """Answers with an item of a conversation."""
-    record = await _found(request, stored)
-    return json(await stored.store.call(Store.item, record.key, request.path_params["item_id"]))
+    record = await call.record()
+    return json(await call.stored.store.call(Store.item, record.key, call.request.path_params["item_id"]))
 
 
-async def delete_item(api: Api, request: Request, stored: StoredResponses) -> Response:
+async def delete_item(call: Call) -> Response:
     """Removes an item of a conversation, and answers with the conversation."""
-    record = await _found(request, stored)
-    await stored.store.call(Store.remove_item, *_named(request), request.path_params["item_id"])
+    record, item_id = await call.record(), call.request.path_params["item_id"]
+    await call.stored.store.call(Store.remove_item, call.tenant, record.id, item_id)
     return json(record.body)
 
 
-def _items_of(raw: Raw) -> list[dict[str, Any]]:
-    """Returns items as they are kept. Raises `InvalidRequest`, `Unsupported` for what no prompt could be made of."""
-    items = decoded("items", raw, list[Item], MAX_BODY) or []
+async def _items_of(call: Call, raw: Raw) -> bytes:
+    """Returns JSON of items, without references. Raises `InvalidRequest`, `Unsupported` for what no prompt could be
+    made of, and `NotFound` for references to what is not there."""
+    text = await call.stored.store.call(Store.resolved, call.tenant, "items", given(raw) or b"[]")
+    items = decoded("items", Raw(text), list[Item], MAX_BODY) or []
     if len(items) > _MAX_ITEMS:
         raise bad_parameter("items", f"a list of {len(items)}", f"at most {_MAX_ITEMS} are added at once")
     if items:
         check_form(GenerationRequest(Chat(tuple(messages_of(items, [])))))
-    return kept_items(msgspec.json.decode(given(raw) or b"[]"))
+    return text
 
 
-def _named(request: Request) -> tuple[str, str]:
-    """Returns the tenant, and the conversation's id that the address has."""
-    return origin_of(request)["tenant"], request.path_params["conversation_id"]
-
-
-async def _found(request: Request, stored: StoredResponses) -> Record:
-    return await stored.store.call(Store.find, Kind.CONVERSATION, *_named(request))
-
-
-def _answer(text: bytes, unknown: list[str]) -> Response:
-    response = json(text)
+def _answer(body: dict[str, Any], unknown: list[str]) -> Response:
+    response = json(body)
     response.headers.update(unknown_fields_header(unknown))
     return response

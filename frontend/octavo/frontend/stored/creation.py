@@ -3,15 +3,14 @@
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
-from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.frontend.api.body import decoded, given, read_call
-from octavo.frontend.api.endpoint import Api, IndexedEvent, fresh_id, origin_of
+from octavo.frontend.api.endpoint import Api, IndexedEvent, fresh_id
 from octavo.frontend.errors import ServiceError, bad_parameter
 from octavo.frontend.http.connection import while_connected
 from octavo.frontend.http.streaming import EventStream
@@ -20,41 +19,29 @@ from octavo.frontend.openai.response_answer import ResponseAnswer
 from octavo.frontend.openai.responses import ResponsesCall, answered, prepared, whole_answer
 from octavo.frontend.openai.responses_input import RESPONSES_UNSUPPORTED, Item, ResponsesBody
 from octavo.frontend.stored.background import BackgroundRun
+from octavo.frontend.stored.call import Call
 from octavo.frontend.stored.service import StoredResponses
 from octavo.frontend.stored.store import Store
-from octavo.frontend.stored.values import NewResponse
+from octavo.frontend.stored.values import Named, NewRecord
 
 # Seconds that an answer which is complete waits until it is stored.
 _KEEP_S: Final = 10.0
 
 
-class _ConversationName(msgspec.Struct):
-    id: str
-
-
 # A union is no type to a type checker.
-_Named: Final[Any] = str | _ConversationName
+_NAME: Final[Any] = str | Named
 
 
-@dataclass(frozen=True)
-class _Earlier:
-    """Holds what a call goes on from: keys of the store, and all items that were said."""
-
-    previous: int | None = None
-    conversation: int | None = None
-    items: Sequence[Item] = ()
-
-
-async def create(api: Api, request: Request, stored: StoredResponses) -> Response:
+async def create(stored_call: Call) -> Response:
     """Answers one call."""
+    api, request, stored = stored_call.api, stored_call.request, stored_call.stored
     body, unknown = await read_call(request, ResponsesBody, RESPONSES_UNSUPPORTED, api.generation.beginnings)
     conversation = _conversation_of(body)
     _check(body, conversation)
     body = msgspec.structs.replace(body, request_id=body.request_id or fresh_id())
-    tenant, response_id = origin_of(request)["tenant"], f"resp_{body.request_id}"
-    earlier = await stored.store.call(
-        _read_earlier, tenant, "" if body.store is False else response_id, body.previous_response_id, conversation
-    )
+    new = NewRecord(stored_call.kind, stored_call.tenant, f"resp_{body.request_id}", b"", given(body.input))
+    new, earlier = await stored.store.call(_after_earlier, new, body, conversation)
+    body = msgspec.structs.replace(body, input=msgspec.Raw(new.input))
     stored_as: dict[str, Any] = {
         "store": body.store is not False,
         "background": bool(body.background),
@@ -62,21 +49,12 @@ async def create(api: Api, request: Request, stored: StoredResponses) -> Respons
     }
     if conversation:
         stored_as["conversation"] = {"id": conversation}
-    call = prepared(api, request, body, unknown, earlier.items, stored_as)
+    call = prepared(api, request, body, unknown, earlier, stored_as)
     if body.store is False:
         return await answered(api, request, call)
-    new = NewResponse(
-        tenant,
-        response_id,
-        b"",
-        given(body.input),
-        earlier.previous,
-        earlier.conversation,
-        is_background=bool(body.background),
-    )
     events = call.events(api, request)
     if body.background:
-        return await _begun(api, stored, new, call, events)
+        return await _begun(api, stored, replace(new, is_background=True), call, events)
     answer = call.answer
     if body.stream:
         source = _stream(stored, new, answer, events)
@@ -89,7 +67,7 @@ async def create(api: Api, request: Request, stored: StoredResponses) -> Respons
 async def _begun(
     api: Api,
     stored: StoredResponses,
-    new: NewResponse,
+    new: NewRecord,
     call: ResponsesCall,
     events: AsyncGenerator[IndexedEvent],
 ) -> Response:
@@ -112,7 +90,7 @@ async def _begun(
 
 
 async def _stream(
-    stored: StoredResponses, new: NewResponse, answer: ResponseAnswer, events: AsyncGenerator[IndexedEvent]
+    stored: StoredResponses, new: NewRecord, answer: ResponseAnswer, events: AsyncGenerator[IndexedEvent]
 ) -> AsyncGenerator[bytes]:
     """Yields the events of a response, which is stored before the last of them is sent, or when its client leaves."""
     try:
@@ -136,7 +114,7 @@ async def _stream(
         raise
 
 
-async def _keep(stored: StoredResponses, new: NewResponse, answer: ResponseAnswer) -> None:
+async def _keep(stored: StoredResponses, new: NewRecord, answer: ResponseAnswer) -> None:
     """Stores a response that has ended, which says so itself where that cannot be."""
     try:
         async with asyncio.timeout(_KEEP_S):
@@ -147,8 +125,8 @@ async def _keep(stored: StoredResponses, new: NewResponse, answer: ResponseAnswe
 
 def _conversation_of(body: ResponsesBody) -> str:
     """Returns the id of the conversation that a call names; empty where it names none."""
-    named: Any = decoded("conversation", body.conversation, _Named)
-    return named.id if isinstance(named, _ConversationName) else named or ""
+    named: Any = decoded("conversation", body.conversation, _NAME)
+    return named.id if isinstance(named, Named) else named or ""
 
 
 def _check(body: ResponsesBody, conversation: str) -> None:
@@ -162,17 +140,22 @@ def _check(body: ResponsesBody, conversation: str) -> None:
             raise bad_parameter(field, "used", "it needs what `store: false` forbids; leave one of them out")
 
 
-def _read_earlier(store: Store, tenant: str, own_id: str, previous: str | None, conversation: str) -> _Earlier:
-    """Reads what a call goes on from. Raises `AlreadyExists` where its `own_id` is taken, and what `Store` raises."""
-    store.check_free(tenant, own_id)
-    if previous:
-        before = store.turns_before(tenant, previous)
-        return _Earlier(before.key, None, _read(before.items))
-    if conversation:
-        before = store.conversation_before(tenant, conversation)
-        return _Earlier(None, before.key, _read(before.items))
-    return _Earlier()
+def _after_earlier(
+    store: Store, new: NewRecord, body: ResponsesBody, conversation: str
+) -> tuple[NewRecord, Sequence[Item]]:
+    """Returns the record with what it goes on from and without references, and all items that were said before.
 
-
-def _read(texts: Sequence[bytes]) -> list[Item]:
-    return [item for text in texts for item in msgspec.json.decode(text, type=list[Item])]
+    Raises `AlreadyExists` where its id is taken, and what `Store` raises.
+    """
+    if body.store is not False:
+        store.check_free(new.tenant, new.id)
+    new = replace(new, input=store.resolved(new.tenant, "input", new.input))
+    if body.previous_response_id:
+        before = store.turns_before(new.tenant, body.previous_response_id)
+        new = replace(new, previous=before.key)
+    elif conversation:
+        before = store.conversation_before(new.tenant, conversation)
+        new = replace(new, conversation=before.key)
+    else:
+        return new, ()
+    return new, [item for text in before.items for item in msgspec.json.decode(text, type=list[Item])]

@@ -49,7 +49,7 @@ CREATE TABLE items (
     id TEXT NOT NULL,
     body BLOB NOT NULL,
     PRIMARY KEY (record, place),
-    UNIQUE (record, id)
+    UNIQUE (id, record)
 );
 CREATE TABLE events (
     record INTEGER NOT NULL REFERENCES records ON DELETE CASCADE,
@@ -117,6 +117,20 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
+
+
+@contextlib.contextmanager
+def part(connection: sqlite3.Connection) -> Iterator[None]:
+    """Makes all changes in the block, which is inside of a transaction, or none of them where it raises."""
+    connection.execute("SAVEPOINT part")
+    try:
+        yield
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK TO part")
+            connection.execute("RELEASE part")
+        raise
+    connection.execute("RELEASE part")
 
 
 def _prepare(directory: Path) -> None:

@@ -11,59 +11,48 @@ from octavo.frontend.api.endpoint import Api, Handler, route
 from octavo.frontend.errors import NotFound, Reason
 from octavo.frontend.openai.responses import responses
 from octavo.frontend.stored import conversations, creation, retrieval
+from octavo.frontend.stored.call import Call, delete, list_items
 from octavo.frontend.stored.service import StoredResponses
+from octavo.frontend.stored.values import Kind
 
-_StoredHandler = Callable[[Api, Request, StoredResponses], Awaitable[Response]]
+_StoredHandler = Callable[[Call], Awaitable[Response]]
 
-_RESPONSE: Final = "/v1/responses/{response_id}"
-_CONVERSATION: Final = "/v1/conversations/{conversation_id}"
-_ROUTES: Final[dict[tuple[str, str], _StoredHandler]] = {
-    ("POST", f"{_RESPONSE}/cancel"): retrieval.cancel,
-    ("GET", f"{_RESPONSE}/input_items"): retrieval.input_items,
-    ("GET", _RESPONSE): retrieval.retrieve,
-    ("DELETE", _RESPONSE): retrieval.delete,
-    ("POST", "/v1/conversations"): conversations.create,
-    ("GET", f"{_CONVERSATION}/items"): conversations.list_items,
-    ("POST", f"{_CONVERSATION}/items"): conversations.add_items,
-    ("GET", f"{_CONVERSATION}/items/{{item_id}}"): conversations.retrieve_item,
-    ("DELETE", f"{_CONVERSATION}/items/{{item_id}}"): conversations.delete_item,
-    ("GET", _CONVERSATION): conversations.retrieve,
-    ("POST", _CONVERSATION): conversations.update,
-    ("DELETE", _CONVERSATION): conversations.delete,
+_RESPONSE: Final = "/v1/responses/{record_id}"
+_CONVERSATION: Final = "/v1/conversations/{record_id}"
+_ROUTES: Final[dict[str, dict[str, _StoredHandler]]] = {
+    f"{_RESPONSE}/cancel": {"POST": retrieval.cancel},
+    f"{_RESPONSE}/input_items": {"GET": list_items},
+    _RESPONSE: {"GET": retrieval.retrieve, "DELETE": delete},
+    "/v1/conversations": {"POST": conversations.create},
+    f"{_CONVERSATION}/items": {"GET": list_items, "POST": conversations.add_items},
+    f"{_CONVERSATION}/items/{{item_id}}": {"GET": conversations.retrieve_item, "DELETE": conversations.delete_item},
+    _CONVERSATION: {"GET": conversations.retrieve, "POST": conversations.update, "DELETE": delete},
 }
 
 
 def create_response(stored: StoredResponses | None) -> Handler:
     """Returns the handler of POST /v1/responses; without `stored` responses are answered and not kept."""
-    return _with(stored, creation.create) if stored else responses
+    return _by_method({"POST": creation.create}, Kind.RESPONSE, stored) if stored else responses
 
 
 def routes(api: Api, stored: StoredResponses | None) -> list[Route]:
     """Returns the routes of what is stored."""
-    found: dict[str, dict[str, Handler]] = {}
-    for (method, path), handler in _ROUTES.items():
-        found.setdefault(path, {})[method] = _with(stored, handler) if stored else _refuse
-    return [route(api, path, _by_method(handlers), *handlers) for path, handlers in found.items()]
+    found = []
+    for path, handlers in _ROUTES.items():
+        kind = Kind.RESPONSE if path.startswith(_RESPONSE) else Kind.CONVERSATION
+        found.append(route(api, path, _by_method(handlers, kind, stored), *handlers))
+    return found
 
 
-def _by_method(handlers: dict[str, Handler]) -> Handler:
+def _by_method(handlers: dict[str, _StoredHandler], kind: Kind, stored: StoredResponses | None) -> Handler:
     async def answer(api: Api, request: Request) -> Response:
+        if stored is None:
+            raise NotFound(
+                Reason.NOT_STORED,
+                "this server stores no responses and conversations; send what was said before along, or start the"
+                " frontend with --response-store",
+            )
         method = "GET" if request.method == "HEAD" else request.method
-        return await handlers[method](api, request)
+        return await handlers[method](Call(api, request, stored, kind))
 
     return answer
-
-
-def _with(stored: StoredResponses, handler: _StoredHandler) -> Handler:
-    async def answer(api: Api, request: Request) -> Response:
-        return await handler(api, request, stored)
-
-    return answer
-
-
-async def _refuse(api: Api, request: Request) -> Response:
-    raise NotFound(
-        Reason.NOT_STORED,
-        "this server stores no responses and conversations; send what was said before along, or start the frontend"
-        " with --response-store",
-    )

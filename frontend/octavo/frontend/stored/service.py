@@ -11,7 +11,7 @@ from octavo.frontend.errors import NotFound, OutOfRange, Overloaded, Reason, Ser
 from octavo.frontend.stored.background import BackgroundRun
 from octavo.frontend.stored.store import Store
 from octavo.frontend.stored.store_thread import StoreThread
-from octavo.frontend.stored.values import Kind, Outcome
+from octavo.frontend.stored.values import NOT_WRITTEN, Kind, Outcome
 
 _log = logging.getLogger(__name__)
 
@@ -90,8 +90,10 @@ class StoredResponses:
     async def follow(self, tenant: str, record_id: str, key: int, number: int) -> AsyncGenerator[bytes]:
         """Yields a response's events from `number` on, wherever they are computed, until it ends or is removed. Raises
         `OutOfRange` where it ends before that number."""
+        run: BackgroundRun | None = None
         while True:
-            run = self._runs.get(key)
+            # Of one that could not be stored the rest is here alone, until it ends.
+            run = self._runs.get(key) or run
             if run is not None and number >= run.first:
                 events = run.since(number)
                 if not events:
@@ -127,7 +129,8 @@ class StoredResponses:
         outcomes = await self.store.call(Store.advance, list(progress.values()))
         for key, outcome in outcomes.items():
             run = self._runs[key]
-            run.written(progress[key])
+            if outcome is not Outcome.UNWRITABLE:
+                run.written(progress[key])
             match outcome:
                 case Outcome.CANCELLED:
                     run.stop()
@@ -135,7 +138,9 @@ class StoredResponses:
                     run.stop(Overloaded(Reason.STORE_FULL, "there is no room to store more of this response"))
                 case Outcome.GONE:
                     run.stop()
-            if progress[key].ended or outcome is Outcome.GONE:
+                case Outcome.UNWRITABLE:
+                    run.stop(Unavailable(Reason.STORAGE_FAILED, NOT_WRITTEN))
+            if progress[key].ended or outcome in (Outcome.GONE, Outcome.UNWRITABLE):
                 del self._runs[key]
 
     async def _sweep(self) -> None:

@@ -4,26 +4,31 @@ What is used least makes way, of the tenant that has most. A tenant's id means n
 """
 
 import contextlib
+import logging
 import sqlite3
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from octavo.frontend.api.body import UNREADABLE
 from octavo.frontend.errors import AlreadyExists, InvalidRequest, NotFound, Overloaded, Reason, bad_parameter
 from octavo.frontend.http.connection import MAX_BODY
-from octavo.frontend.openai.response_answer import event_of
-from octavo.frontend.stored.database import Owner, connect, transaction
-from octavo.frontend.stored.items import input_items, with_fresh_id
+from octavo.frontend.openai.response_answer import event_of, response_of
+from octavo.frontend.stored.database import Owner, connect, part, transaction
+from octavo.frontend.stored.items import input_items, resolved, with_fresh_id
 from octavo.frontend.stored.values import (
     ANSWERED,
+    NOT_WRITTEN,
     Before,
     Kind,
     Limits,
-    NewResponse,
+    Named,
+    NewRecord,
     Outcome,
     Progress,
     Record,
@@ -31,6 +36,8 @@ from octavo.frontend.stored.values import (
     Room,
     split,
 )
+
+_log = logging.getLogger(__name__)
 
 # What a record takes beside its texts, reckoned high: with it the limits of bytes bound the number of records too.
 OVERHEAD: Final = 512
@@ -41,7 +48,13 @@ _BATCHES: Final = 16
 _SAME_USE_S: Final = 60.0
 # The most bytes of the turns before a call: as many as its body may have.
 MAX_BEFORE: Final = MAX_BODY
+# What the disk, the file and those who share it bring about; any other failure is of the one record that is written.
+_OF_ALL: Final = (sqlite3.OperationalError, OSError, MemoryError)
 _LOST: Final = "the frontend that computed this response ended before the response did; send it again"
+
+
+# What tells that a record is there: by its tenant, and the time of the last use before which it has expired.
+_THERE: Final = "tenant = ? AND (used_at >= ? OR owner IS NOT NULL)"
 
 
 class _Body(msgspec.Struct):
@@ -76,39 +89,32 @@ class Store:
 
     # -- records ----------------------------------------------------------------------------------------------------
 
-    def add(self, new: NewResponse, *, ended: bool) -> int:
-        """Keeps a response, and returns its key. One that has not `ended` is this frontend's until it has.
+    def add(self, new: NewRecord, *, ended: bool = True) -> int:
+        """Keeps a record, and returns its key. One that has not `ended` is this frontend's until it has.
 
         Raises `AlreadyExists`, and `Overloaded` where there is no room.
         """
         with transaction(self._connection):
-            key = self._add(
-                Kind.RESPONSE,
-                new.tenant,
-                new.id,
-                new.body,
-                owner=None if ended else self.owner.name,
-                is_background=new.is_background,
-                previous=new.previous,
-                conversation=new.conversation,
-            )
+            self.check_free(new.tenant, new.id)
+            # One that has expired gives up its id before it is swept out.
+            self._execute("DELETE FROM records WHERE tenant = ? AND id = ?", new.tenant, new.id)
+            owner = None if ended else self.owner.name
+            key = self._execute(
+                "INSERT INTO records (tenant, id, kind, used_at, owner, is_background, previous, conversation, body,"
+                " num_bytes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                *(new.tenant, new.id, new.kind, self._now(), owner, new.is_background, new.previous, new.conversation),
+                *(new.body, OVERHEAD + len(new.body)),
+            ).lastrowid
+            assert key is not None
             self._add_items(key, input_items(new.input))
             if ended:
                 self._add_turn(key)
             self._check_room(new.tenant, key)
         return key
 
-    def add_conversation(self, tenant: str, record_id: str, body: bytes, items: Sequence[Mapping[str, Any]]) -> None:
-        """Keeps a conversation. Raises `Overloaded`."""
-        with transaction(self._connection):
-            key = self._add(Kind.CONVERSATION, tenant, record_id, body)
-            self._add_items(key, items)
-            self._check_room(tenant, key)
-
     def check_free(self, tenant: str, record_id: str) -> None:
         """Raises `AlreadyExists` where the tenant has a record of that id."""
-        taken = "SELECT 1 FROM records WHERE tenant = ? AND id = ? AND (used_at >= ? OR owner IS NOT NULL)"
-        if record_id.isprintable() and self._execute(taken, tenant, record_id, self._oldest).fetchone():
+        if self._one(f"SELECT 1 FROM records WHERE id = ? AND {_THERE}", record_id, tenant, self._oldest):
             raise AlreadyExists(
                 Reason.DUPLICATE_ID,
                 f"{record_id!r} is stored already; delete it, ask with `store: false`, or leave the id out to get a"
@@ -145,11 +151,8 @@ class Store:
     def cancel(self, tenant: str, record_id: str) -> None:
         """Asks the frontend that computes a response to end it, which it learns with its next `advance`."""
         with transaction(self._connection):
-            self._execute(
-                "UPDATE records SET is_cancelled = 1 WHERE tenant = ? AND id = ? AND owner IS NOT NULL",
-                tenant,
-                record_id,
-            )
+            cancelled = "UPDATE records SET is_cancelled = 1 WHERE tenant = ? AND id = ? AND owner IS NOT NULL"
+            self._execute(cancelled, tenant, record_id)
 
     # -- what came before -------------------------------------------------------------------------------------------
 
@@ -163,8 +166,7 @@ class Store:
             record = self.find(Kind.RESPONSE, tenant, record_id)
         except NotFound as error:
             raise _no_previous(
-                f"{record_id[:128]!r} is not kept here; it was deleted, has expired, or never was"
-                " stored. Send what was said before instead"
+                record_id, "is not kept here; it was deleted, has expired, or never was stored"
             ) from error
         if record.status not in ANSWERED:
             advice = "go on from the one before it" if record.ended else "wait for its end"
@@ -172,12 +174,9 @@ class Store:
         texts: list[bytes] = []
         room, key = Room(MAX_BEFORE), record.key
         while key is not None:
-            row = self._execute("SELECT previous, body FROM records WHERE key = ?", key).fetchone()
+            row = self._one("SELECT previous, body FROM records WHERE key = ?", key)
             if row is None:
-                raise _no_previous(
-                    f"{record_id!r} follows a response that was deleted or has made way for others; send"
-                    " what was said before instead"
-                )
+                raise _no_previous(record_id, "follows a response that was deleted or has made way for others")
             texts += [bytes(_decode_body(row["body"]).output), self._items_as_list(key, room)]
             room.take(len(texts[-2]), 1)
             key = row["previous"]
@@ -194,23 +193,42 @@ class Store:
     def items(self, key: int, after: str | None, limit: int, *, newest_first: bool) -> list[bytes]:
         """Returns up to `limit` items of a record, those after the item `after` where that is given. Raises
         `InvalidRequest` for an item that is not there."""
-        order, sign = ("DESC", "<") if newest_first else ("ASC", ">")
-        edge = self._place(key, after, order)
-        rows = self._execute(
-            f"SELECT body FROM items WHERE record = ? AND place {sign} ? ORDER BY place {order} LIMIT ?",
-            key,
-            edge,
-            limit,
-        )
-        return [row["body"] for row in rows]
+        order, sign, edge = ("DESC", "<", 1 << 62) if newest_first else ("ASC", ">", 0)
+        if after is not None:
+            row = self._item(key, after)
+            if row is None:
+                raise bad_parameter("after", repr(after[:128]), "it must be the id of an item of the list")
+            edge = row["place"]
+        page = f"SELECT body FROM items WHERE record = ? AND place {sign} ? ORDER BY place {order} LIMIT ?"
+        return [row["body"] for row in self._execute(page, key, edge, limit)]
 
     def item(self, key: int, item_id: str) -> bytes:
         """Returns an item of a record. Raises `NotFound`."""
-        row = self._execute("SELECT body FROM items WHERE record = ? AND id = ?", key, item_id).fetchone()
+        row = self._item(key, item_id)
         if row is None:
             raise _missing("item", item_id)
         body: bytes = row["body"]
         return body
+
+    def resolved(self, tenant: str, field: str, said: bytes) -> bytes:
+        """Returns the JSON of a field with items in the place of references to them. Raises what `items_named` does."""
+        return resolved(field, said, partial(self.items_named, tenant))
+
+    def items_named(self, tenant: str, places: Mapping[str, str]) -> dict[str, bytes]:
+        """Returns items of the tenant's by their ids, which are given with the places where they are named: of answers
+        or else, of what was kept under that id, the latest. Raises `NotFound`, and `InvalidRequest` for too much."""
+        room, found = Room(MAX_BEFORE), {}
+        answers: dict[str, dict[str, bytes]] = {}
+        for item_id, place in places.items():
+            response_id = response_of(item_id)
+            if response_id not in answers:
+                answers[response_id] = self._answer(tenant, response_id)
+            item = answers[response_id].get(item_id) or self._latest_item(tenant, item_id)
+            if item is None:
+                raise _missing("item", item_id, field=place)
+            room.take(len(item), 1)
+            found[item_id] = item
+        return found
 
     def add_items(self, tenant: str, record_id: str, items: Sequence[Mapping[str, Any]]) -> list[bytes]:
         """Appends items to a conversation, and returns them as they are kept. Raises `NotFound`, `Overloaded`."""
@@ -231,18 +249,15 @@ class Store:
     # -- what is computed -------------------------------------------------------------------------------------------
 
     def advance(self, progress: Iterable[Progress]) -> dict[int, Outcome]:
-        """Writes how far this frontend's responses have got, in one transaction; returns what became of each."""
+        """Writes how far this frontend's responses have got, in one transaction; returns what became of each. One that
+        cannot be written fails alone."""
         with transaction(self._connection):
-            return {each.key: self._advance(each) for each in progress}
+            return {each.key: self._advance_or_fail(each) for each in progress}
 
     def events(self, key: int, first: int) -> list[bytes]:
         """Returns some of a response's events, from the number `first` on; none where there are no more."""
-        rows = self._execute(
-            "SELECT first, body FROM events WHERE record = ? AND first + count > ? ORDER BY first LIMIT ?",
-            key,
-            first,
-            _BATCHES,
-        )
+        batches = "SELECT first, body FROM events WHERE record = ? AND first + count > ? ORDER BY first LIMIT ?"
+        rows = self._execute(batches, key, first, _BATCHES)
         return [event for row in rows for event in split(zlib.decompress(row["body"]))[max(0, first - row["first"]) :]]
 
     # -- upkeep -----------------------------------------------------------------------------------------------------
@@ -257,8 +272,7 @@ class Store:
         with transaction(self._connection):
             old = self._execute("DELETE FROM records WHERE used_at < ? AND owner IS NULL", self._oldest)
             self.removals.expired += old.rowcount
-        (count,) = self._execute("SELECT count(*) FROM records").fetchone()
-        return count, self._num_bytes()
+        return self._execute("SELECT count(*) FROM records").fetchone()[0], self._num_bytes()
 
     def _note_use(self, key: int) -> None:
         """Notes that a record is used, where anything can be written: it is read all the same."""
@@ -272,63 +286,50 @@ class Store:
         cursor.row_factory = sqlite3.Row
         return cursor.execute(statement, values)
 
+    def _one(self, statement: str, *values: object) -> sqlite3.Row | None:
+        """Returns the first row, None where there is none; and for a name that cannot be written as UTF-8, which is
+        nobody's."""
+        try:
+            row: sqlite3.Row | None = self._execute(statement, *values).fetchone()
+        except UnicodeEncodeError:
+            return None
+        return row
+
     @property
     def _oldest(self) -> float:
         """Returns the time of the last use before which a record has expired."""
         return self._now() - self._limits.expiry_s
 
     def _row(self, kind: Kind, tenant: str, record_id: str) -> sqlite3.Row:
-        row: sqlite3.Row | None = None
-        # Else it cannot be written as UTF-8.
-        if record_id.isprintable():
-            row = self._execute(
-                "SELECT * FROM records WHERE tenant = ? AND id = ? AND kind = ?"
-                " AND (used_at >= ? OR owner IS NOT NULL)",
-                tenant,
-                record_id,
-                kind,
-                self._oldest,
-            ).fetchone()
+        found = f"SELECT * FROM records WHERE id = ? AND kind = ? AND {_THERE}"
+        row = self._one(found, record_id, kind, tenant, self._oldest)
         if row is None:
             raise _missing(kind, record_id)
         return row
 
-    def _add(
-        self,
-        kind: Kind,
-        tenant: str,
-        record_id: str,
-        body: bytes,
-        *,
-        owner: str | None = None,
-        is_background: bool = False,
-        previous: int | None = None,
-        conversation: int | None = None,
-    ) -> int:
-        self.check_free(tenant, record_id)
-        # One that has expired gives up its id before it is swept out.
-        self._execute(
-            "DELETE FROM records WHERE tenant = ? AND id = ? AND used_at < ? AND owner IS NULL",
-            tenant,
-            record_id,
-            self._oldest,
-        )
-        cursor = self._execute(
-            "INSERT INTO records (tenant, id, kind, used_at, owner, is_background, previous, conversation, body,"
-            " num_bytes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            *(tenant, record_id, kind, self._now(), owner, is_background, previous, conversation, body),
-            OVERHEAD + len(body),
-        )
-        assert cursor.lastrowid is not None
-        return cursor.lastrowid
+    def _item(self, key: int, item_id: str) -> sqlite3.Row | None:
+        return self._one("SELECT place, body FROM items WHERE record = ? AND id = ?", key, item_id)
+
+    def _answer(self, tenant: str, response_id: str) -> dict[str, bytes]:
+        """Returns the items of a response's answer, by their ids; none where the response is not there."""
+        try:
+            body = self.find(Kind.RESPONSE, tenant, response_id).body
+        except NotFound:
+            return {}
+        items = msgspec.json.decode(_decode_body(body).output, type=list[msgspec.Raw])
+        return {msgspec.json.decode(item, type=Named).id: bytes(item) for item in items}
+
+    def _latest_item(self, tenant: str, item_id: str) -> bytes | None:
+        latest = f"SELECT items.body FROM items JOIN records ON key = record WHERE items.id = ? AND {_THERE}"
+        row = self._one(f"{latest} ORDER BY key DESC LIMIT 1", item_id, tenant, self._oldest)
+        return None if row is None else row["body"]
 
     def _add_items(self, key: int, items: Iterable[Mapping[str, Any]]) -> list[bytes]:
         (place,) = self._execute("SELECT coalesce(max(place), 0) FROM items WHERE record = ?", key).fetchone()
         added = []
         for item in items:
             place += 1
-            taken = self._execute("SELECT 1 FROM items WHERE record = ? AND id = ?", key, item["id"]).fetchone()
-            own = with_fresh_id(item) if taken else item
+            own = with_fresh_id(item) if self._item(key, item["id"]) else item
             added.append(_encode(own))
             self._execute("INSERT INTO items VALUES (?, ?, ?, ?)", key, place, own["id"], added[-1])
         self._grow(key, sum(map(len, added)))
@@ -336,23 +337,30 @@ class Store:
 
     def _add_turn(self, key: int) -> None:
         """Appends what a response was asked and has answered to its conversation, where it has one and an answer."""
-        row = self._execute("SELECT conversation, body FROM records WHERE key = ?", key).fetchone()
-        body = _decode_body(row["body"])
-        if row["conversation"] is None or body.status not in ANSWERED:
-            return
-        if self._execute("SELECT 1 FROM records WHERE key = ?", row["conversation"]).fetchone() is None:
+        turn = "SELECT response.body, into_it.key AS conversation FROM records response JOIN records into_it"
+        row = self._one(f"{turn} ON into_it.key = response.conversation WHERE response.key = ?", key)
+        if row is None or (body := _decode_body(row["body"])).status not in ANSWERED:
             return
         asked = self._execute("SELECT body FROM items WHERE record = ? ORDER BY place", key).fetchall()
         items = [msgspec.json.decode(each["body"]) for each in asked]
         self._add_items(row["conversation"], items + msgspec.json.decode(body.output))
         self._touch(row["conversation"])
 
+    def _advance_or_fail(self, progress: Progress) -> Outcome:
+        try:
+            with part(self._connection):
+                return self._advance(progress)
+        except _OF_ALL:
+            raise
+        except Exception as error:
+            _log.error("a response has failed that could not be written: %r", error)
+        if row := self._one("SELECT * FROM records WHERE key = ?", progress.key):
+            self._fail(row, NOT_WRITTEN)
+        return Outcome.UNWRITABLE
+
     def _advance(self, progress: Progress) -> Outcome:
-        row = self._execute(
-            "SELECT tenant, is_cancelled, num_events FROM records WHERE key = ? AND owner = ?",
-            progress.key,
-            self.owner.name,
-        ).fetchone()
+        mine = "SELECT tenant, is_cancelled, num_events FROM records WHERE key = ? AND owner = ?"
+        row = self._one(mine, progress.key, self.owner.name)
         if row is None:
             return Outcome.GONE
         # What a commit that failed late has written all the same is not written twice.
@@ -362,23 +370,22 @@ class Store:
         if progress.body is not None:
             self._set_body(progress.key, progress.body)
         if progress.ended:
-            # Its end is always kept, even where that exceeds a limit.
             self._execute("UPDATE records SET owner = NULL WHERE key = ?", progress.key)
             self._add_turn(progress.key)
-        has_room = self._make_room(row["tenant"], progress.key)
-        if progress.ended:
-            return Outcome.KEPT
-        if not has_room:
+        # Its end is always kept, even where that exceeds a limit.
+        if not self._make_room(row["tenant"], progress.key) and not progress.ended:
             return Outcome.NO_ROOM
-        return Outcome.CANCELLED if row["is_cancelled"] else Outcome.KEPT
+        return Outcome.CANCELLED if row["is_cancelled"] and not progress.ended else Outcome.KEPT
 
     def _add_events(self, key: int, first: int, events: Sequence[bytes]) -> None:
         text = zlib.compress(b"".join(events), 1)
         self._execute("INSERT INTO events VALUES (?, ?, ?, ?)", key, first, len(events), text)
-        self._execute(
-            "UPDATE records SET num_events = ?, used_at = ? WHERE key = ?", first + len(events), self._now(), key
-        )
-        self._grow(key, len(text))
+        grown = "UPDATE records SET num_events = ?, used_at = ?, num_bytes = num_bytes + ? WHERE key = ?"
+        self._execute(grown, first + len(events), self._now(), len(text), key)
+
+    def _end(self, key: int, body: bytes) -> None:
+        self._set_body(key, body)
+        self._execute("UPDATE records SET owner = NULL WHERE key = ?", key)
 
     def _set_body(self, key: int, body: bytes) -> None:
         self._execute(
@@ -402,12 +409,27 @@ class Store:
         with transaction(self._connection):
             for owner in owners:
                 for row in self._execute("SELECT * FROM records WHERE owner = ?", owner).fetchall():
-                    response = msgspec.json.decode(row["body"])
-                    response |= {"status": "failed", "error": {"code": "server_error", "message": _LOST}}
-                    last = event_of("failed", row["num_events"], {"response": response})
-                    self._add_events(row["key"], row["num_events"], [last])
-                    self._set_body(row["key"], _encode(response))
-                    self._execute("UPDATE records SET owner = NULL WHERE key = ?", row["key"])
+                    self._fail(row, _LOST)
+
+    def _fail(self, row: sqlite3.Row, message: str) -> None:
+        """Ends a response as failed, as far as that can be written: where its last event cannot be, it has none."""
+        try:
+            response = msgspec.json.decode(row["body"], type=dict[str, Any])
+        except UNREADABLE:
+            response = {"id": row["id"], "object": "response", "created_at": int(row["used_at"]), "output": []}
+        response |= {"status": "failed", "error": {"code": "server_error", "message": message}}
+        last = event_of("failed", row["num_events"], {"response": response})
+        end = partial(self._end, row["key"], _encode(response))
+        tell = partial(self._add_events, row["key"], row["num_events"], [last])
+        for write in (end, tell):
+            try:
+                with part(self._connection):
+                    write()
+            except _OF_ALL:
+                raise
+            except Exception as error:
+                _log.error("that a response has failed could not be written: %r", error)
+                return
 
     def _items_as_list(self, key: int, room: Room) -> bytes:
         bodies = []
@@ -415,17 +437,6 @@ class Store:
             bodies.append(row["body"])
             room.take(len(bodies[-1]), 1)
         return b"[" + b",".join(bodies) + b"]"
-
-    def _place(self, key: int, after: str | None, order: str) -> int:
-        if after is None:
-            return 1 << 62 if order == "DESC" else 0
-        row = None
-        if after.isprintable():
-            row = self._execute("SELECT place FROM items WHERE record = ? AND id = ?", key, after).fetchone()
-        if row is None:
-            raise bad_parameter("after", repr(after[:128]), "it must be the id of an item of the list")
-        place: int = row["place"]
-        return place
 
     # -- room -------------------------------------------------------------------------------------------------------
 
@@ -454,16 +465,10 @@ class Store:
         return True
 
     def _evict(self, tenant: str, but: int) -> bool:
-        row = self._execute(
-            "SELECT key FROM records WHERE tenant = ? AND owner IS NULL AND key != ? ORDER BY used_at, key LIMIT 1",
-            tenant,
-            but,
-        ).fetchone()
-        if row is None:
-            return False
-        self._execute("DELETE FROM records WHERE key = ?", row["key"])
-        self.removals.evicted += 1
-        return True
+        least = "SELECT key FROM records WHERE tenant = ? AND owner IS NULL AND key != ? ORDER BY used_at, key LIMIT 1"
+        removed = self._execute(f"DELETE FROM records WHERE key = ({least})", tenant, but).rowcount
+        self.removals.evicted += removed
+        return bool(removed)
 
     def _num_bytes(self, tenant: str | None = None) -> int:
         """Returns the bytes of one tenant, or of all."""
@@ -473,13 +478,15 @@ class Store:
         return total
 
 
-def _missing(what: str, record_id: str) -> NotFound:
+def _missing(what: str, record_id: str, **metadata: Any) -> NotFound:
     return NotFound(
         Reason.NOT_STORED,
         f"no {what} {record_id[:128]!r} of yours is stored here; it was deleted, has expired, or never was stored",
         id=record_id[:128],
+        **metadata,
     )
 
 
-def _no_previous(message: str) -> InvalidRequest:
-    return InvalidRequest(Reason.PREVIOUS_RESPONSE_NOT_FOUND, f"response {message}", field="previous_response_id")
+def _no_previous(record_id: str, why: str) -> InvalidRequest:
+    message = f"response {record_id[:128]!r} {why}. Send what was said before instead"
+    return InvalidRequest(Reason.PREVIOUS_RESPONSE_NOT_FOUND, message, field="previous_response_id")

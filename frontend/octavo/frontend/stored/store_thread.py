@@ -7,8 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Concatenate, Final, ParamSpec, TypeVar
 
-import msgspec
-
+from octavo.frontend.api.body import UNREADABLE
 from octavo.frontend.errors import Reason, Unavailable
 from octavo.frontend.stored.store import Store
 from octavo.runtime.telemetry import optional
@@ -17,7 +16,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 # What a disk, other processes or a damaged file bring about.
-_FAILURES: Final = (sqlite3.Error, OSError, zlib.error, msgspec.MsgspecError)
+_FAILURES: Final = (sqlite3.Error, OSError, zlib.error, *UNREADABLE)
 
 
 class StoreThread:

@@ -5,9 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from octavo.frontend.errors import InvalidRequest, Reason
 from octavo.frontend.request.chat import MAX_MESSAGES
 
+# What the reader of a response is told that could not be written.
+NOT_WRITTEN: Final = "the response could not be stored, and the server's log says why; send it again"
 # The statuses of responses with an answer that may be gone on from.
 ANSWERED: Final = ("completed", "incomplete")
 
@@ -43,9 +47,10 @@ class Record:
 
 
 @dataclass(frozen=True)
-class NewResponse:
-    """Holds a response that is to be kept: `input` is JSON of a text or of items, what it goes on from are keys."""
+class NewRecord:
+    """Holds a record that is to be kept: `input` is JSON of a text or of items, what it goes on from are keys."""
 
+    kind: Kind
     tenant: str
     id: str
     body: bytes
@@ -53,6 +58,12 @@ class NewResponse:
     previous: int | None = None
     conversation: int | None = None
     is_background: bool = False
+
+
+class Named(msgspec.Struct):
+    """Holds the id of an item, or of a conversation that is named by an object."""
+
+    id: str
 
 
 @dataclass(frozen=True)
@@ -82,6 +93,7 @@ class Outcome(enum.Enum):
     CANCELLED = enum.auto()
     GONE = enum.auto()
     NO_ROOM = enum.auto()
+    UNWRITABLE = enum.auto()
 
 
 @dataclass

@@ -75,10 +75,12 @@ class OutputAnswer:
 
 @dataclass(frozen=True)
 class Output:
-    """Holds an output of the model, as little-endian fp32 numbers, and the tokens of its text."""
+    """Holds an output of the model, as little-endian fp32 numbers, the tokens of its text, and how many of them were
+    found computed."""
 
     values: bytes
     prompt_tokens: int
+    cached_tokens: int
 
 
 Run = Callable[[PoolingRequest], AsyncGenerator[Emitted]]
@@ -104,10 +106,13 @@ async def outputs(run: Run, requests: Sequence[PoolingRequest]) -> list[Output]:
 
 
 async def _output(run: Run, request: PoolingRequest) -> Output:
-    found: Output | None = None
+    ready, usage = None, None
     async with contextlib.aclosing(run(request)) as events:
         async for _, event in events:
             if isinstance(event, OutputReady):
-                found = Output(event.values, event.prompt_tokens)
-    assert found is not None, "a request that ends without an error has its output"
-    return found
+                ready = event
+            elif isinstance(event, RequestUsage):
+                usage = event
+    assert ready, "a request that ends without an error has its output"
+    assert usage, "a request that has an output has its usage"
+    return Output(ready.values, ready.prompt_tokens, usage.cached_prompt_tokens)
