@@ -7,6 +7,7 @@ import pytest
 
 from octavo.frontend.scheduler.session import LiveRequest, SchedulerSession
 from octavo.scheduler.server.event_log import Began, Record, replay
+from octavo.testing.depth import deep
 from octavo.testing.simulation.campaign import Campaign, outcomes, report
 from octavo.testing.simulation.faults import FAULTS
 from octavo.testing.simulation.run import simulate
@@ -97,15 +98,19 @@ def test_everything_has_happened(campaign: Campaign, num_seeds: int) -> None:
     assert not never(campaign, wanted), "these have not happened"
 
 
-def test_a_seed_always_brings_the_same_run(directory: Path) -> None:
+@pytest.mark.parametrize("num_seeds", [4, *deep(8)])
+def test_a_seed_always_brings_the_same_run(directory: Path, num_seeds: int) -> None:
     """In other processes too, where strings and objects hash differently."""
-    seeds = range(4)
+    seeds = range(num_seeds)
     here = [simulate(seed, directory, hashing=True).digest for seed in seeds]
     assert here == [outcome.digest for outcome in outcomes(seeds, hashing=True)]
     assert len(set(here)) == len(seeds)
 
 
-def test_a_recorded_scheduler_plans_the_same_again(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("num_seeds", [6, *deep(12)])
+def test_a_recorded_scheduler_plans_the_same_again(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, num_seeds: int
+) -> None:
     lives: list[list[Record]] = []
     record = Watch.record
 
@@ -118,14 +123,17 @@ def test_a_recorded_scheduler_plans_the_same_again(directory: Path, monkeypatch:
     monkeypatch.setattr(Watch, "record", keep)
     # A log does not say what an adversary would guess; what a hash says next nobody guesses (replays with drafts are
     # compared where tokens are copied).
-    for seed in islice((seed for seed in count() if not draw(seed, directory).guesses_wildly), 6):
+    for seed in islice((seed for seed in count() if not draw(seed, directory).guesses_wildly), num_seeds):
         assert simulate(seed, directory).failure is None
     replays = [replay(iter(life)) for life in lives]
     assert [each.difference for each in replays] == [None] * len(lives)
     assert sum(each.plans for each in replays) > len(replays)
 
 
-def test_a_cancellation_that_is_never_said_is_found_out(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("num_seeds", [10, *deep(24)])
+def test_a_cancellation_that_is_never_said_is_found_out(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, num_seeds: int
+) -> None:
     """By the next renewal, which no longer names the request: in calm runs within the time of a lease."""
 
     def forget(session: SchedulerSession, request: LiveRequest) -> list[FromFrontend]:
@@ -134,7 +142,7 @@ def test_a_cancellation_that_is_never_said_is_found_out(directory: Path, monkeyp
 
     monkeypatch.setattr(SchedulerSession, "release", forget)
     cancelled = 0
-    for seed in islice((seed for seed in count() if draw(seed, directory).is_calm), 10):
+    for seed in islice((seed for seed in count() if draw(seed, directory).is_calm), num_seeds):
         outcome = simulate(seed, directory)
         cancelled += outcome.counts["cancelled"]
         assert outcome.failure is None, report(outcome)

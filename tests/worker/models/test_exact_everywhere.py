@@ -60,11 +60,11 @@ def said(directory: Path, kv_cache_dtype: str) -> dict[str, Any]:
 
 def sampled_by(runner: ModelRunner, sampling: SamplingParams) -> list[Any]:
     """Tokens that are drawn, and the bits of the logprobs of the first and of the prompts."""
-    sequences = new_sequences(runner, PROMPTS, 16, sampling)
+    sequences = new_sequences(runner, PROMPTS, 40, sampling)
     [*chosen] = run_step(runner, sequences, 2048).sampled
     logprobs = [[each.token_id, each.logprobs.logprob.hex()] for each in chosen if each.logprobs]
     assert len(logprobs) == len(PROMPTS)
-    return [logprobs, finish(runner, sequences, 16)]
+    return [logprobs, finish(runner, sequences, 40)]
 
 
 def said_on(variant: str, directory: Path) -> dict[str, Any]:
