@@ -178,20 +178,19 @@ OCTAVO_INLINE f32x16 power(const f32x16& x) {
 OCTAVO_INLINE f32x16 bounded(const f32x16& x) { return tanh(x); }
 #endif
 
-// Scores of one row, [kChunk] from position `start` on, to weights, which store(tile, sixteen of them) gets, and their sum;
-// gives the new shift. Scores and shifts are in powers of two.
+// Scores of one row, [kChunk], of which it sees those from `from` to `to`, to weights, which store(tile, sixteen of them)
+// gets, and their sum; gives the new shift. Scores and shifts are in powers of two.
 template <bool coarse, typename Store>
-OCTAVO_INLINE float weigh(const Rows& rows, int64_t row, int64_t start, const float* scores, float shift, float& mass,
+OCTAVO_INLINE float weigh(const Attention& op, int64_t from, int64_t to, const float* scores, float shift, float& mass,
                           Store store_weights) {
   static constexpr int32_t kPlaces[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   const i32x16 places = load_as<i32x16>(kPlaces);
-  const int64_t from = rows.lowest(row) - start, to = rows.highest(row) - start;
   const bool all = from <= 0 && to >= kChunk - 1;
   f32x16 values[kTiles];
   f32x16 peak = broadcast(kLowest);
   for (int t = 0; t < kTiles; t++) {
-    f32x16 score = load(scores + t * kLanes) * (rows.op.scale * kLog2E);
-    if (rows.op.softcap > 0) score = rows.op.softcap * kLog2E * bounded(score / (rows.op.softcap * kLog2E));
+    f32x16 score = load(scores + t * kLanes) * (op.scale * kLog2E);
+    if (op.softcap > 0) score = op.softcap * kLog2E * bounded(score / (op.softcap * kLog2E));
     const i32x16 place = places + t * kLanes;
     const f32x16 seen = select((place >= int32_t(from)) & (place <= int32_t(to)), score, broadcast(-__builtin_inff()));
     values[t] = all ? score : seen;
@@ -212,12 +211,15 @@ OCTAVO_INLINE float weigh(const Rows& rows, int64_t row, int64_t start, const fl
 template <typename C>
 OCTAVO_INLINE void find_tiles(const Rows& rows, const GroupStep& step, const LayerCache& cache, const int64_t* table,
                               int64_t start, int64_t begin, int64_t end, Tile<C>* tiles) {
-  for (int t = 0; t < kTiles; t++) {
-    const int64_t token = start + t * kLanes;
+  // Blocks hold whole tiles. Dividing takes long.
+  const int64_t* block = table + start / step.block_size;
+  int64_t offset = start % step.block_size;
+  for (int t = 0; t < kTiles; t++, offset += kLanes) {
+    const int64_t token = start + t * kLanes, head_dim = rows.op.head_dim;
+    if (offset >= step.block_size) offset -= step.block_size, block++;
     tiles[t] = {};
     if (token >= end || token + kLanes <= begin) continue;
-    const int64_t head_dim = rows.op.head_dim, block = table[token / step.block_size], offset = token % step.block_size;
-    const int64_t at = block * cache.block_stride + rows.kv_head * step.block_size * width<C>(head_dim);
+    const int64_t at = *block * cache.block_stride + rows.kv_head * step.block_size * width<C>(head_dim);
     const C* keys = (const C*)cache.keys + at;
     const C* values = (const C*)cache.values + at;
     tiles[t].keys = keys + offset * head_dim;
@@ -305,7 +307,9 @@ void attend_rows(const Rows& rows, const GroupStep& step, const LayerCache& cach
     total[r] = rows.op.sinks ? 1.0f : 0.0f;
   }
   std::memset(room, 0, count * head_dim * sizeof(float));
-  const int64_t begin = rows.lowest(first), end = rows.highest(first + count - 1) + 1;
+  int64_t lowest[count], highest[count];
+  for (int r = 0; r < count; r++) lowest[r] = rows.lowest(first + r), highest[r] = rows.highest(first + r);
+  const int64_t begin = lowest[0], end = highest[count - 1] + 1;
   alignas(64) float scores[count][kChunk];
   alignas(64) float shrink[kLanes] = {};
   int64_t seen[count];  // of the chunk's keys, as far as a row sees
@@ -318,7 +322,7 @@ void attend_rows(const Rows& rows, const GroupStep& step, const LayerCache& cach
     float masses[count];
     for (int r = 0; r < count; r++) {
       const float next = weigh<How::kCoarse>(
-          rows, first + r, start, scores[r], shift[r], masses[r],
+          rows.op, lowest[r] - start, highest[r] - start, scores[r], shift[r], masses[r],
           [&](int t, const f32x16& values) __attribute__((always_inline)) { how.weight(tiles, r, t, values); });
       shrink[r] = shift[r] - next;
       shift[r] = next;
@@ -326,7 +330,7 @@ void attend_rows(const Rows& rows, const GroupStep& step, const LayerCache& cach
     store(shrink, power<false>(load(shrink)));
     for (int r = 0; r < count; r++) total[r] = total[r] * shrink[r] + masses[r];
     for (int r = 0; r < count; r++)
-      seen[r] = std::clamp<int64_t>(rows.highest(first + r) + 1 - start, 0, kChunk);
+      seen[r] = std::clamp<int64_t>(highest[r] + 1 - start, 0, kChunk);
     how.add(tiles, next_tiles, seen, shrink, room);
   }
   for (int r = 0; r < count; r++)

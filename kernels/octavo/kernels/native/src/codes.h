@@ -36,6 +36,10 @@ OCTAVO_INLINE i32x16 nearest(const f32x16& values) {
 struct Larger {
   template <typename Lanes>
   OCTAVO_INLINE Lanes operator()(const Lanes& a, const Lanes& b) const {
+#if defined(__AVX512F__)
+    // GCC would compare, and then move.
+    if constexpr (std::is_same_v<Lanes, i32x16>) return (Lanes)_mm512_max_epi32((__m512i)a, (__m512i)b);
+#endif
     return select(a > b, a, b);
   }
 };

@@ -52,18 +52,19 @@ OCTAVO_INLINE f32xr floats_of(const char* from) {
 // The largest of a group without its sign, as bits: sizes have the order of their numbers, infinity and NaN above all.
 template <typename T>
 OCTAVO_INLINE i32x16 largest_of(const T* group) {
-  const i32x16 first = bits_as<i32x16>(load(group)) & 0x7fffffff, second = bits_as<i32x16>(load(group + kLanes)) & 0x7fffffff;
-  return select(first > second, first, second);
+  return Larger{}(size_bits(load(group)), size_bits(load(group + kLanes)));
 }
 
-// What `combine` makes of all lanes of each of `count` registers, at most sixteen: a lane each. `of(i)` gives the i-th.
-template <typename Combine, typename Of>
+// What `combine` makes of all lanes of each of `count` registers, at most `most`, 4 or 16: a lane each. `of(i)` gives the
+// i-th.
+template <int most, typename Combine, typename Of>
 OCTAVO_INLINE i32x16 combined(int64_t count, Combine combine, Of of) {
+  static_assert(most == 4 || most == kLanes);
 #if defined(__AVX512F__)
   // Registers are merged by twos until one is left; so lanes come from them in this order.
   constexpr int places[kLanes] = {0, 4, 8, 12, 2, 6, 10, 14, 1, 5, 9, 13, 3, 7, 11, 15};
   i32x16 merged[kLanes];
-  each<kLanes>(OCTAVO_EACH(i) { merged[places[i]] = i < count ? of(i) : i32x16{}; });
+  each<kLanes>(OCTAVO_EACH(i) { merged[places[i]] = i < most && i < count ? of(i) : i32x16{}; });
   const auto neighbours = [&](i32x16& a, const i32x16& b) __attribute__((always_inline)) {
     const __m512i x = (__m512i)a, y = (__m512i)b;
     a = combine((i32x16)_mm512_unpacklo_epi32(x, y), (i32x16)_mm512_unpackhi_epi32(x, y));
@@ -72,9 +73,11 @@ OCTAVO_INLINE i32x16 combined(int64_t count, Combine combine, Of of) {
     const __m512i x = (__m512i)a, y = (__m512i)b;
     a = combine((i32x16)_mm512_shuffle_i32x4(x, y, 0x88), (i32x16)_mm512_shuffle_i32x4(x, y, 0xdd));
   };
-  each<8>(OCTAVO_EACH(i) { neighbours(merged[i], merged[i + 8]); });
-  each<4>(OCTAVO_EACH(i) { neighbours(merged[i], merged[i + 4]); });
-  each<2>(OCTAVO_EACH(i) { quarters(merged[i], merged[i + 2]); });
+  constexpr int apart = kLanes / most;
+  each<most / 2>(OCTAVO_EACH(i) { neighbours(merged[i * apart], merged[i * apart + 8]); });
+  each<most / 4>(OCTAVO_EACH(i) { neighbours(merged[i * apart], merged[i * apart + 4]); });
+  if constexpr (most > 4) quarters(merged[1], merged[3]);
+  quarters(merged[0], merged[2]);
   quarters(merged[0], merged[1]);
   return merged[0];
 #else
@@ -84,16 +87,38 @@ OCTAVO_INLINE i32x16 combined(int64_t count, Combine combine, Of of) {
 #endif
 }
 
-// Some groups of one row, `count` of at most sixteen, to row `place` of the blocks that `to(i)` gives. Scaled, the largest of
+// Calls put(i, that of group i) for the first `count`, at most `most`.
+template <int most, typename Put>
+OCTAVO_INLINE void each_group(int64_t count, const f32x16& scale, const f32x16& scaled_sum, const i32x16& start,
+                              const i32x16& first_start, Put put) {
+#if defined(__AVX512F__)
+  const __m512i a = (__m512i)scale, b = (__m512i)scaled_sum, c = (__m512i)start, d = (__m512i)first_start;
+  const __m512i lower = _mm512_unpacklo_epi32(a, b), lower_starts = _mm512_unpacklo_epi32(c, d);
+  const __m512i upper = _mm512_unpackhi_epi32(a, b), upper_starts = _mm512_unpackhi_epi32(c, d);
+  // In quarter q of the k-th lies group 4 q + k.
+  const __m512i groups[] = {
+      _mm512_unpacklo_epi64(lower, lower_starts), _mm512_unpackhi_epi64(lower, lower_starts),
+      _mm512_unpacklo_epi64(upper, upper_starts), _mm512_unpackhi_epi64(upper, upper_starts)};
+  each<most>(OCTAVO_EACH(i) {
+    if (i < count) put(i, _mm512_extracti32x4_epi32(groups[i % 4], i / 4));
+  });
+#else
+  alignas(64) float scales[kLanes], scaled_sums[kLanes];
+  alignas(64) int32_t starts[kLanes], first_starts[kLanes];
+  store(scales, scale), store(scaled_sums, scaled_sum), store_bytes(starts, start), store_bytes(first_starts, first_start);
+  for (int64_t i = 0; i < count; i++) put(i, RowGroup{scales[i], scaled_sums[i], starts[i], first_starts[i]});
+#endif
+}
+
+// Some groups of one row, `count` of at most `most`, to row `place` of the blocks that `to(i)` gives. Scaled, the largest of
 // a group is 127; the others are rounded to nearest, ties to even. Where one is infinite or a NaN, the scale is a NaN, and
 // so is all that it meets. What is smaller than `kTiny` counts as zero: its scale would overflow. Each step is done for all
 // groups before the next: one group's would wait for each other.
-template <typename T, typename To>
+template <int most_groups, typename T, typename To>
 OCTAVO_INLINE void quantize_groups(const T* x, int64_t count, int64_t place, To to) {
   constexpr float kTiny = 1e-30f;
-  alignas(64) float factors[kLanes], scales[kLanes], scaled_sums[kLanes];
-  alignas(64) int32_t starts[kLanes], first_starts[kLanes];
-  const i32x16 bits = combined(count, Larger{}, OCTAVO_EACH(i) { return largest_of(x + i * kGroup); });
+  alignas(64) float factors[kLanes];
+  const i32x16 bits = combined<most_groups>(count, Larger{}, OCTAVO_EACH(i) { return largest_of(x + i * kGroup); });
   const f32x16 most = bits_as<f32x16>(bits), none{};
   const f32x16 finite = select(most < broadcast(kTiny), none, most / 127.0f);
   const f32x16 scale = select(bits < 0x7f800000, finite, broadcast(__builtin_nanf("")));
@@ -104,11 +129,13 @@ OCTAVO_INLINE void quantize_groups(const T* x, int64_t count, int64_t place, To 
     store_bytes(to(i)->codes[place] + half * kLanes, converted<u8x16>(numbers));
     return numbers;
   };
-  const i32x16 first = combined(count, Added{}, OCTAVO_EACH(i) { return rounded(i, 0); });
-  const i32x16 sum = first + combined(count, Added{}, OCTAVO_EACH(i) { return rounded(i, 1); });
-  store(scales, scale), store(scaled_sums, scale * converted<f32x16>(sum));
-  store_bytes(starts, sum * -kByteOffset), store_bytes(first_starts, first * -kByteOffset);
-  for (int64_t i = 0; i < count; i++) to(i)->groups[place] = {scales[i], scaled_sums[i], starts[i], first_starts[i]};
+  const i32x16 first = combined<most_groups>(count, Added{}, OCTAVO_EACH(i) { return rounded(i, 0); });
+  const i32x16 sum = first + combined<most_groups>(count, Added{}, OCTAVO_EACH(i) { return rounded(i, 1); });
+  each_group<most_groups>(count, scale, scale * converted<f32x16>(sum), sum * -kByteOffset, first * -kByteOffset,
+                          [&](auto i, const auto& group) __attribute__((always_inline)) {
+                            static_assert(sizeof(group) == sizeof(RowGroup));
+                            std::memcpy(&to(i)->groups[place], &group, sizeof(group));
+                          });
 }
 
 // What is left of one group of x by what it was rounded to.
@@ -121,17 +148,39 @@ OCTAVO_INLINE void leave_rest(const T* x, const RowBlock& block, int64_t place, 
   }
 }
 
+// Asks for a row of x, and for where its groups belong: other threads had both last.
+template <typename T>
+OCTAVO_INLINE void fetch_row(const T* from, RowBlock* rows, int64_t row, int64_t groups) {
+  const RowStripe to = RowStripe::of(rows, row, groups);
+  const int64_t place = row % RowBlock::kRows;
+  for (int64_t group = 0; group < groups; group++) {
+    for (int64_t byte = 0; byte < int64_t(kGroup * sizeof(T)); byte += kLine)
+      __builtin_prefetch((const char*)(from + group * kGroup) + byte, 0, 3);
+    __builtin_prefetch(to.blocks[group].codes[place], 1, 3);
+    __builtin_prefetch(to.blocks[group].groups + place, 1, 3);
+  }
+}
+
 // Rows `first` to `last` of x to the same rows of `rows`.
 template <typename T>
 void quantize_rows(const Quantize& op, const void* x, RowBlock* rows, int64_t first, int64_t last) {
   const int64_t groups = op.size / kGroup;
+  const auto fetch = [&](int64_t row) __attribute__((always_inline)) {
+    if (row < last) fetch_row((const T*)x + row * op.x_stride, rows, row, groups);
+  };
+  fetch(first);
   for (int64_t row = first; row < last; row++) {
+    fetch(row + 1);
     const T* from = (const T*)x + row * op.x_stride;
     const RowStripe to = RowStripe::of(rows, row, groups);
     const int64_t place = row % RowBlock::kRows;
-    for (int64_t group = 0; group < groups; group += kLanes)
-      quantize_groups(from + group * kGroup, std::min<int64_t>(groups - group, kLanes), place,
-                      OCTAVO_EACH(i) { return to.blocks + group + i; });
+    int64_t done = 0;
+    const auto some = [&](auto most, int64_t count) __attribute__((always_inline)) {
+      quantize_groups<most>(from + done * kGroup, count, place, OCTAVO_EACH(i) { return to.blocks + done + i; });
+      done += count;
+    };
+    while (groups - done >= kLanes) some(std::integral_constant<int, kLanes>{}, kLanes);
+    while (done < groups) some(std::integral_constant<int, 4>{}, std::min<int64_t>(groups - done, 4));
     float scales = 0.0f;
     for (int64_t group = 0; group < groups; group++) scales = scales + to.blocks[group].groups[place].scale;
     // Of a row with a NaN it is one, and no scale is above it.
@@ -147,7 +196,7 @@ void quantize_rows(const Quantize& op, const void* x, RowBlock* rows, int64_t fi
         rests[count++] = to.rests + group;
       }
       if (count == kLanes || (count && group + 1 == groups)) {
-        quantize_groups(left, count, place, OCTAVO_EACH(i) { return rests[i]; });
+        quantize_groups<kLanes>(left, count, place, OCTAVO_EACH(i) { return rests[i]; });
         count = 0;
       }
     }
@@ -346,8 +395,10 @@ struct Outputs {
 
 template <typename T>
 void store_rows(const Outputs& to, int64_t row, int64_t count, const float* sums) {
+  // A copy of its own, which no store can change, is not read again for each row.
+  const Linear op = to.op;
   for (int64_t r = 0; r < count; r++, sums += kPanel)
-    finish_panel<T>(to.op, to.y, row + r, to.column, load(sums), load(sums + kLanes), ExactActivate{});
+    finish_panel<T>(op, to.y, row + r, to.column, load(sums), load(sums + kLanes), ExactActivate{});
 }
 
 template <typename T>
@@ -375,6 +426,9 @@ class Groups {
   }
 
   OCTAVO_INLINE const uint8_t* codes() const { return (const uint8_t*)codes_; }
+  // What follows the present one, and about what a group takes.
+  OCTAVO_INLINE const char* end() const { return at_; }
+  OCTAVO_INLINE int64_t bytes() const { return format_.group_bytes() + format_.header_bytes() / in_block_; }
   OCTAVO_INLINE const uint8_t* table() const { return table_; }
   OCTAVO_INLINE int32_t offset() const { return F::kTable ? kByteOffset : format_.offset; }
   OCTAVO_INLINE bool mins() const { return format_.mins; }
@@ -429,8 +483,9 @@ constexpr auto kPackedTiles = packed_tiles<F>(std::make_index_sequence<kNumRowCo
 
 // A group whose codes have a byte each and whose scales are floats: taken apart once for many rows.
 struct WideGroup {
-  uint8_t codes[kHalves][kSteps][kLine];
-  float scales[kPanel], others[kPanel];
+  static constexpr int kBytes = kHalves * kSteps * kLine;
+  const uint8_t* codes;  // [kHalves][kSteps][kLine]
+  alignas(kLine) float scales[kPanel], others[kPanel];
 };
 
 // Codes as a `WideGroup` has them. Where all are multiplied alike they have the offset of 8 bits, whatever they had.
@@ -445,16 +500,18 @@ struct WideCodes {
 template <typename F>
 using WideOf = WideCodes<kDotsAlike ? 8 : F::kTable ? 8 : F::kBits, F::kSixteens>;
 
-// The present one of `groups`.
+// The present one of `groups`. Codes that have a byte each stay where they are, others go to `room`.
 template <typename F>
-void widen(const Groups<F>& groups, WideGroup& to) {
+void widen(const Groups<F>& groups, WideGroup& to, uint8_t* room) {
   const uint8_t more = kDotsAlike ? uint8_t(kByteOffset - groups.offset()) : 0;
+  to.codes = F::kBits == 8 ? groups.codes() : room;
   each<kHalves * kParts, kParts == 1>(OCTAVO_EACH(p) {
     const int half = p / kParts, part = p % kParts * 4 * kRegisterLanes;
-    each<kSteps>(OCTAVO_EACH(s) {
-      const u8xr codes = codes_of<F, s>(groups.codes() + half * F::kBytes + part, groups.table());
-      store_bytes(to.codes[half][s] + part, codes + more);
-    });
+    if constexpr (F::kBits < 8)
+      each<kSteps>(OCTAVO_EACH(s) {
+        const u8xr codes = codes_of<F, s>(groups.codes() + half * F::kBytes + part, groups.table());
+        store_bytes(room + (half * kSteps + s) * kLine + part, codes + more);
+      });
     const Factors factors = groups.factors(p * kRegisterLanes);
     store_bytes(to.scales + p * kRegisterLanes, factors.scales);
     store_bytes(to.others + p * kRegisterLanes, factors.others);
@@ -476,7 +533,7 @@ void wide_tile(const WideGroup* weights, int64_t count, int32_t offset, bool min
         const int at = (pair * kWidth + w) * kRegisterLanes;
         scales[w] = load_as<f32xr>(weights->scales + at), others[w] = load_as<f32xr>(weights->others + at);
       });
-      add_group<F>(sums, pair * kWidth, weights->codes[0][0], nullptr, offset, scales, others, mins, x);
+      add_group<F>(sums, pair * kWidth, weights->codes, nullptr, offset, scales, others, mins, x);
     });
   sums.finish();
 }
@@ -512,14 +569,15 @@ void add_rests(const QuantizedLinear& op, const char* panel, const RowBlock* row
                float* results) {
   const int64_t all = op.linear.inputs / kGroup;
   Groups<F> groups(op, panel);
-  alignas(64) WideGroup wide;
+  alignas(kLine) uint8_t room[WideGroup::kBytes];
+  WideGroup wide;
   for (int64_t group = 0; group < all; group++) {
     groups.next();
     bool widened = false;
     for (int64_t start = begin; start < end; start += RowBlock::kRows) {
       const RowStripe stripe = RowStripe::of((RowBlock*)rows, start, all);
       uint32_t twice = twice_among(stripe.twice[group], std::min<int64_t>(end - start, RowBlock::kRows));
-      if (twice && !widened) widen(groups, wide), widened = true;
+      if (twice && !widened) widen(groups, wide, room), widened = true;
       while (twice) {
         const int row = __builtin_ctz(twice), some = std::min(__builtin_ctz(~(twice >> row)), kWideRows);
         kWideTiles<F>[some - 1](&wide, 1, groups.offset(), groups.mins(), stripe.rests + group, row,
@@ -551,28 +609,48 @@ void packed_rows(const QuantizedLinear& op, const char* panel, const RowBlock* r
 
 // --- Many rows ---
 
+// What is fetched step by step.
+class Fetched {
+ public:
+  Fetched(const char* at, int64_t bytes, int64_t steps) : at_(at), end_(at + bytes), step_((bytes + steps - 1) / steps) {}
+
+  OCTAVO_INLINE void step() {
+    const char* until = std::min(at_ + step_, end_);
+    for (; at_ < until; at_ += kLine) __builtin_prefetch(at_, 0, 2);
+  }
+
+ private:
+  const char *at_, *const end_;
+  const int64_t step_;
+};
+
 // One panel for the rows of `span`. Its groups are unpacked some at a time, which stay in the nearest cache while rows pass by.
 // What the rests of a row give comes last.
 template <typename F>
 void widened_rows(const QuantizedLinear& op, const char* panel, const RowBlock* rows, Span span, const Outputs& to) {
   const int64_t all = op.linear.inputs / kGroup, passes = (all + kWideGroups - 1) / kWideGroups;
-  alignas(64) WideGroup wide[kWideGroups];
-  alignas(64) float sums[kMostRows * kPanel];
+  alignas(kLine) uint8_t room[kWideGroups][WideGroup::kBytes];
+  WideGroup wide[kWideGroups];
+  alignas(kLine) float sums[kMostRows * kPanel];
   for (int64_t begin = span.begin; begin < span.end; begin += kMostRows) {
     const int64_t end = std::min<int64_t>(begin + kMostRows, span.end);
     std::memset(sums, 0, (end - begin) * kPanel * sizeof(float));
     Groups<F> groups(op, panel);
     for (int64_t pass = 0; pass < passes; pass++) {
       const int64_t first = pass * all / passes, count = (pass + 1) * all / passes - first;
-      for (int64_t group = 0; group < count; group++) groups.next(), widen(groups, wide[group]);
+      for (int64_t group = 0; group < count; group++) groups.next(), widen(groups, wide[group], room[group]);
+      // Few rows do not hide what the next pass takes to arrive: it is fetched while these are multiplied.
+      Fetched ahead(groups.end(), count * groups.bytes(), (end - begin + kWideRows - 1) / kWideRows);
       for (int64_t start = begin; start < end; start += RowBlock::kRows) {
         const RowStripe stripe = RowStripe::of((RowBlock*)rows, start, all);
         const int64_t some = std::min<int64_t>(end - start, RowBlock::kRows);
         float* at = sums + (start - begin) * kPanel;
         if (pass + 1 == passes) to.fetch(start, some);
-        for (int64_t row = 0; row < some; row += kWideRows)
+        for (int64_t row = 0; row < some; row += kWideRows) {
+          ahead.step();
           kWideTiles<F>[std::min<int64_t>(some - row, kWideRows) - 1](wide, count, groups.offset(), groups.mins(),
                                                                       stripe.blocks + first, row, at + row * kPanel);
+        }
       }
     }
     add_rests<F>(op, panel, rows, begin, end, sums);
