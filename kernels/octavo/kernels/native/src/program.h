@@ -85,17 +85,24 @@ class Worker {
   Worker(const Run& run, const Exact& exact, int thread, int threads, float* room, RowBlock* quantized)
       : run_(run), exact_(exact), thread_(thread), threads_(threads), room_(room), quantized_(quantized) {}
 
-  void execute(int64_t index, Progress& progress) {
+  // Does the operation `index`, and with it those after it that go on with the same rows; gives the next to be done.
+  int64_t execute(int64_t index, Progress& progress) {
     const Op& op = run_.ops[index];
-    if (op.kind == kQuantize && few()) return exact_.quantize(op.quantize, buffer(op.in), quantized_, 0, run_.tokens, run_.dtype);
+    if (op.kind == kQuantize && few()) {
+      exact_.quantize(op.quantize, buffer(op.in), quantized_, 0, run_.tokens, run_.dtype);
+      return index + 1;
+    }
+    int64_t end = index + 1;
+    while (end < run_.num_ops && goes_on(run_.ops[end - 1], run_.ops[end])) end++;
     const int64_t pieces = count(op), some = at_a_time(op, pieces);
     for (int64_t first; (first = progress.taken.fetch_add(some, std::memory_order_relaxed)) < pieces;) {
       const int64_t last = std::min(first + some, pieces);
-      perform(op, first, last);
+      for (int64_t i = index; i < end; i++) perform(run_.ops[i], first, last);
       progress.done.fetch_add(last - first, std::memory_order_acq_rel);
     }
-    look_ahead(index + 1);
+    look_ahead(end);
     progress.wait(pieces, ahead_);
+    return end;
   }
 
  private:
@@ -103,6 +110,11 @@ class Worker {
 
   // Whether each thread quantises all rows for itself.
   bool few() const { return run_.tokens <= kFewRows; }
+
+  // Whether of each row `next` reads only what this thread has just made of it: then nobody need wait in between.
+  bool goes_on(const Op& op, const Op& next) const {
+    return op.kind == kNorm && (next.kind == kNorm || (next.kind == kQuantize && !few()));
+  }
 
   const GroupStep& group(const Op& op) const { return run_.groups[run_.layers[op.layer].group]; }
 

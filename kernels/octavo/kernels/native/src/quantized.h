@@ -12,6 +12,7 @@
 #include "epilogue.h"
 #include "exact.h"
 #include "quantized_layout.h"
+#include "quantized_rows.h"
 #include "types.h"
 
 namespace octavo::OCTAVO_VARIANT {
@@ -34,174 +35,6 @@ constexpr int kWideRows = 6;
 constexpr int kWideRows = 4;
 #endif
 static_assert(RowBlock::kRows % kWideRows == 0);
-
-// --- Rows ---
-
-// Small integers of as many lanes as a register has.
-template <typename Small>
-OCTAVO_INLINE f32xr floats_of(const char* from) {
-#if defined(__AVX512F__)
-  const __m128i small = _mm_loadu_si128((const __m128i*)from);
-  return (f32xr)_mm512_cvtepi32_ps(std::is_signed_v<Small> ? _mm512_cvtepi8_epi32(small) : _mm512_cvtepu8_epi32(small));
-#else
-  typedef Small Lanes __attribute__((vector_size(kRegisterLanes)));
-  return __builtin_convertvector(__builtin_convertvector(load_as<Lanes>(from), i32xr), f32xr);
-#endif
-}
-
-// The largest of a group without its sign, as bits: sizes have the order of their numbers, infinity and NaN above all.
-template <typename T>
-OCTAVO_INLINE i32x16 largest_of(const T* group) {
-  return Larger{}(size_bits(load(group)), size_bits(load(group + kLanes)));
-}
-
-// What `combine` makes of all lanes of each of `count` registers, at most `most`, 4 or 16: a lane each. `of(i)` gives the
-// i-th.
-template <int most, typename Combine, typename Of>
-OCTAVO_INLINE i32x16 combined(int64_t count, Combine combine, Of of) {
-  static_assert(most == 4 || most == kLanes);
-#if defined(__AVX512F__)
-  // Registers are merged by twos until one is left; so lanes come from them in this order.
-  constexpr int places[kLanes] = {0, 4, 8, 12, 2, 6, 10, 14, 1, 5, 9, 13, 3, 7, 11, 15};
-  i32x16 merged[kLanes];
-  each<kLanes>(OCTAVO_EACH(i) { merged[places[i]] = i < most && i < count ? of(i) : i32x16{}; });
-  const auto neighbours = [&](i32x16& a, const i32x16& b) __attribute__((always_inline)) {
-    const __m512i x = (__m512i)a, y = (__m512i)b;
-    a = combine((i32x16)_mm512_unpacklo_epi32(x, y), (i32x16)_mm512_unpackhi_epi32(x, y));
-  };
-  const auto quarters = [&](i32x16& a, const i32x16& b) __attribute__((always_inline)) {
-    const __m512i x = (__m512i)a, y = (__m512i)b;
-    a = combine((i32x16)_mm512_shuffle_i32x4(x, y, 0x88), (i32x16)_mm512_shuffle_i32x4(x, y, 0xdd));
-  };
-  constexpr int apart = kLanes / most;
-  each<most / 2>(OCTAVO_EACH(i) { neighbours(merged[i * apart], merged[i * apart + 8]); });
-  each<most / 4>(OCTAVO_EACH(i) { neighbours(merged[i * apart], merged[i * apart + 4]); });
-  if constexpr (most > 4) quarters(merged[1], merged[3]);
-  quarters(merged[0], merged[2]);
-  quarters(merged[0], merged[1]);
-  return merged[0];
-#else
-  alignas(64) int32_t results[kLanes] = {};
-  for (int i = 0; i < count; i++) results[i] = folded(of(i), combine);
-  return load_as<i32x16>(results);
-#endif
-}
-
-// Calls put(i, that of group i) for the first `count`, at most `most`.
-template <int most, typename Put>
-OCTAVO_INLINE void each_group(int64_t count, const f32x16& scale, const f32x16& scaled_sum, const i32x16& start,
-                              const i32x16& first_start, Put put) {
-#if defined(__AVX512F__)
-  const __m512i a = (__m512i)scale, b = (__m512i)scaled_sum, c = (__m512i)start, d = (__m512i)first_start;
-  const __m512i lower = _mm512_unpacklo_epi32(a, b), lower_starts = _mm512_unpacklo_epi32(c, d);
-  const __m512i upper = _mm512_unpackhi_epi32(a, b), upper_starts = _mm512_unpackhi_epi32(c, d);
-  // In quarter q of the k-th lies group 4 q + k.
-  const __m512i groups[] = {
-      _mm512_unpacklo_epi64(lower, lower_starts), _mm512_unpackhi_epi64(lower, lower_starts),
-      _mm512_unpacklo_epi64(upper, upper_starts), _mm512_unpackhi_epi64(upper, upper_starts)};
-  each<most>(OCTAVO_EACH(i) {
-    if (i < count) put(i, _mm512_extracti32x4_epi32(groups[i % 4], i / 4));
-  });
-#else
-  alignas(64) float scales[kLanes], scaled_sums[kLanes];
-  alignas(64) int32_t starts[kLanes], first_starts[kLanes];
-  store(scales, scale), store(scaled_sums, scaled_sum), store_bytes(starts, start), store_bytes(first_starts, first_start);
-  for (int64_t i = 0; i < count; i++) put(i, RowGroup{scales[i], scaled_sums[i], starts[i], first_starts[i]});
-#endif
-}
-
-// Some groups of one row, `count` of at most `most`, to row `place` of the blocks that `to(i)` gives. Scaled, the largest of
-// a group is 127; the others are rounded to nearest, ties to even. Where one is infinite or a NaN, the scale is a NaN, and
-// so is all that it meets. What is smaller than `kTiny` counts as zero: its scale would overflow. Each step is done for all
-// groups before the next: one group's would wait for each other.
-template <int most_groups, typename T, typename To>
-OCTAVO_INLINE void quantize_groups(const T* x, int64_t count, int64_t place, To to) {
-  constexpr float kTiny = 1e-30f;
-  alignas(64) float factors[kLanes];
-  const i32x16 bits = combined<most_groups>(count, Larger{}, OCTAVO_EACH(i) { return largest_of(x + i * kGroup); });
-  const f32x16 most = bits_as<f32x16>(bits), none{};
-  const f32x16 finite = select(most < broadcast(kTiny), none, most / 127.0f);
-  const f32x16 scale = select(bits < 0x7f800000, finite, broadcast(__builtin_nanf("")));
-  store(factors, select(most < broadcast(kTiny), none, 127.0f / most));
-  // Rounds half a group, and gives its numbers.
-  const auto rounded = [&](auto i, int half) __attribute__((always_inline)) {
-    const i32x16 numbers = nearest(load(x + i * kGroup + half * kLanes) * factors[i]);
-    store_bytes(to(i)->codes[place] + half * kLanes, converted<u8x16>(numbers));
-    return numbers;
-  };
-  const i32x16 first = combined<most_groups>(count, Added{}, OCTAVO_EACH(i) { return rounded(i, 0); });
-  const i32x16 sum = first + combined<most_groups>(count, Added{}, OCTAVO_EACH(i) { return rounded(i, 1); });
-  each_group<most_groups>(count, scale, scale * converted<f32x16>(sum), sum * -kByteOffset, first * -kByteOffset,
-                          [&](auto i, const auto& group) __attribute__((always_inline)) {
-                            static_assert(sizeof(group) == sizeof(RowGroup));
-                            std::memcpy(&to(i)->groups[place], &group, sizeof(group));
-                          });
-}
-
-// What is left of one group of x by what it was rounded to.
-template <typename T>
-OCTAVO_INLINE void leave_rest(const T* x, const RowBlock& block, int64_t place, float* left) {
-  store(left, load(x)), store(left + kLanes, load(x + kLanes));
-  for (int at = 0; at < kGroup; at += kRegisterLanes) {
-    const f32xr kept = floats_of<int8_t>((const char*)block.codes[place] + at) * block.groups[place].scale;
-    store_bytes(left + at, load_as<f32xr>(left + at) - kept);
-  }
-}
-
-// Asks for a row of x, and for where its groups belong: other threads had both last.
-template <typename T>
-OCTAVO_INLINE void fetch_row(const T* from, RowBlock* rows, int64_t row, int64_t groups) {
-  const RowStripe to = RowStripe::of(rows, row, groups);
-  const int64_t place = row % RowBlock::kRows;
-  for (int64_t group = 0; group < groups; group++) {
-    for (int64_t byte = 0; byte < int64_t(kGroup * sizeof(T)); byte += kLine)
-      __builtin_prefetch((const char*)(from + group * kGroup) + byte, 0, 3);
-    __builtin_prefetch(to.blocks[group].codes[place], 1, 3);
-    __builtin_prefetch(to.blocks[group].groups + place, 1, 3);
-  }
-}
-
-// Rows `first` to `last` of x to the same rows of `rows`.
-template <typename T>
-void quantize_rows(const Quantize& op, const void* x, RowBlock* rows, int64_t first, int64_t last) {
-  const int64_t groups = op.size / kGroup;
-  const auto fetch = [&](int64_t row) __attribute__((always_inline)) {
-    if (row < last) fetch_row((const T*)x + row * op.x_stride, rows, row, groups);
-  };
-  fetch(first);
-  for (int64_t row = first; row < last; row++) {
-    fetch(row + 1);
-    const T* from = (const T*)x + row * op.x_stride;
-    const RowStripe to = RowStripe::of(rows, row, groups);
-    const int64_t place = row % RowBlock::kRows;
-    int64_t done = 0;
-    const auto some = [&](auto most, int64_t count) __attribute__((always_inline)) {
-      quantize_groups<most>(from + done * kGroup, count, place, OCTAVO_EACH(i) { return to.blocks + done + i; });
-      done += count;
-    };
-    while (groups - done >= kLanes) some(std::integral_constant<int, kLanes>{}, kLanes);
-    while (done < groups) some(std::integral_constant<int, 4>{}, std::min<int64_t>(groups - done, 4));
-    float scales = 0.0f;
-    for (int64_t group = 0; group < groups; group++) scales = scales + to.blocks[group].groups[place].scale;
-    // Of a row with a NaN it is one, and no scale is above it.
-    const float most = op.twice_above * (scales / float(groups));
-    alignas(kLine) float left[kLanes * kGroup];
-    RowBlock* rests[kLanes];
-    int64_t count = 0;
-    for (int64_t group = 0; group < groups; group++) {
-      const bool twice = to.blocks[group].groups[place].scale > most;
-      to.twice[group][place] = twice;
-      if (twice) {
-        leave_rest(from + group * kGroup, to.blocks[group], place, left + count * kGroup);
-        rests[count++] = to.rests + group;
-      }
-      if (count == kLanes || (count && group + 1 == groups)) {
-        quantize_groups<kLanes>(left, count, place, OCTAVO_EACH(i) { return rests[i]; });
-        count = 0;
-      }
-    }
-  }
-}
 
 // --- Weights ---
 
@@ -269,8 +102,21 @@ OCTAVO_INLINE Factors factors_of(const WeightFormat& format, const char* header,
 
 // One group of some rows of a block, from one of them on.
 struct RowsAt {
-  const int8_t* codes;
-  const RowGroup* groups;
+  const int8_t* from;
+  const RowGroup* first;
+
+  OCTAVO_INLINE const int8_t* codes(int r) const { return from + r * kGroup; }
+  OCTAVO_INLINE const RowGroup& group(int r) const { return first[r]; }
+};
+
+// One group of rows of any blocks.
+template <int rows>
+struct RowsApart {
+  const int8_t* from[rows];
+  const RowGroup* at[rows];
+
+  OCTAVO_INLINE const int8_t* codes(int r) const { return from[r]; }
+  OCTAVO_INLINE const RowGroup& group(int r) const { return *at[r]; }
 };
 
 // Registers of outputs that are multiplied together: what a row is spread over serves all of them.
@@ -311,14 +157,14 @@ struct PanelSums {
 };
 
 // Adds to the sums of each row what one group, or half of one, gives for the registers from `p` on. `group`: its codes.
-template <typename F, int first, int steps, int rows>
+template <typename F, int first, int steps, int rows, typename Rows>
 OCTAVO_INLINE void add_steps(PanelSums<rows>& sums, int p, const uint8_t* group, const uint8_t* table, int32_t offset,
-                             const f32xr (&scales)[kWidth], const RowsAt& x) {
+                             const f32xr (&scales)[kWidth], const Rows& x) {
   using Sum = typename F::Sum;
   Sum dots[kWidth][rows];
   // What the offset takes away from row r.
   const auto start_of = [&](auto r) __attribute__((always_inline)) {
-    const RowGroup& row = x.groups[r];
+    const RowGroup& row = x.group(r);
     int32_t begin = steps == kSteps ? row.start : first ? row.start - row.first_start : row.first_start;
     if (offset != kByteOffset) begin = begin / kByteOffset * offset;
     return in_all_lanes(begin);
@@ -334,12 +180,12 @@ OCTAVO_INLINE void add_steps(PanelSums<rows>& sums, int p, const uint8_t* group,
       codes[w] = Sum::prepared(codes_of<F, first + s>(group + half * F::kBytes + part * 4 * kRegisterLanes, table));
     });
     each<rows>(OCTAVO_EACH(r) {
-      const i8xr four = spread(x.codes + r * kGroup + (first + s) * kStep);
+      const i8xr four = spread(x.codes(r) + (first + s) * kStep);
       each<kWidth>(OCTAVO_EACH(w) { dots[w][r].template add<s>(codes[w], four); });
     });
   });
   each<rows>(OCTAVO_EACH(r) {
-    const float scale = x.groups[r].scale;
+    const float scale = x.group(r).scale;
     const i32xr start = Sum::kStartsLast ? start_of(r) : i32xr{};
     each<kWidth>(OCTAVO_EACH(w) {
       const i32xr dot = Sum::kStartsLast ? dots[w][r].end() + start : dots[w][r].end();
@@ -350,9 +196,9 @@ OCTAVO_INLINE void add_steps(PanelSums<rows>& sums, int p, const uint8_t* group,
 }
 
 // The same of a whole group, with what follows from its mins.
-template <typename F, int rows>
+template <typename F, int rows, typename Rows>
 OCTAVO_INLINE void add_group(PanelSums<rows>& sums, int p, const uint8_t* codes, const uint8_t* table, int32_t offset,
-                             const f32xr (&scales)[kWidth], const f32xr (&others)[kWidth], bool mins, const RowsAt& x) {
+                             const f32xr (&scales)[kWidth], const f32xr (&others)[kWidth], bool mins, const Rows& x) {
   if constexpr (F::kSixteens) {
     add_steps<F, 0, kSteps / 2>(sums, p, codes, table, offset, scales, x);
     add_steps<F, kSteps / 2, kSteps / 2>(sums, p, codes, table, offset, others, x);
@@ -360,7 +206,7 @@ OCTAVO_INLINE void add_group(PanelSums<rows>& sums, int p, const uint8_t* codes,
     add_steps<F, 0, kSteps>(sums, p, codes, table, offset, scales, x);
     if (mins)
       each<rows>(OCTAVO_EACH(r) {
-        const float sum = x.groups[r].scaled_sum;
+        const float sum = x.group(r).scaled_sum;
         each<kWidth>(OCTAVO_EACH(w) { sums.set(p + w, r, sums.get(p + w, r) + others[w] * sum); });
       });
   }
@@ -518,6 +364,20 @@ void widen(const Groups<F>& groups, WideGroup& to, uint8_t* room) {
   });
 }
 
+// Adds what one group gives, for all outputs.
+template <typename F, int rows, typename Rows>
+OCTAVO_INLINE void add_wide(PanelSums<rows>& sums, const WideGroup& weights, int32_t offset, bool mins, const Rows& x) {
+  each<kHalves * kParts / kWidth, !PanelSums<rows>::kInMemory>(OCTAVO_EACH(pair) {
+    asm volatile("" ::: "memory");
+    f32xr scales[kWidth], others[kWidth];
+    each<kWidth>(OCTAVO_EACH(w) {
+      const int at = (pair * kWidth + w) * kRegisterLanes;
+      scales[w] = load_as<f32xr>(weights.scales + at), others[w] = load_as<f32xr>(weights.others + at);
+    });
+    add_group<F>(sums, pair * kWidth, weights.codes, nullptr, offset, scales, others, mins, x);
+  });
+}
+
 // As `quantized_tile`, of `count` groups.
 template <typename F, int rows>
 void wide_tile(const WideGroup* weights, int64_t count, int32_t offset, bool mins, const RowBlock* blocks, int64_t row,
@@ -525,16 +385,7 @@ void wide_tile(const WideGroup* weights, int64_t count, int32_t offset, bool min
   if (kDotsAlike) offset = kByteOffset;
   PanelSums<rows> sums(results);
   for (int64_t group = 0; group < count; group++, blocks++, weights++)
-    each<kHalves * kParts / kWidth, !PanelSums<rows>::kInMemory>(OCTAVO_EACH(pair) {
-      asm volatile("" ::: "memory");
-      const RowsAt x{blocks->codes[row], blocks->groups + row};
-      f32xr scales[kWidth], others[kWidth];
-      each<kWidth>(OCTAVO_EACH(w) {
-        const int at = (pair * kWidth + w) * kRegisterLanes;
-        scales[w] = load_as<f32xr>(weights->scales + at), others[w] = load_as<f32xr>(weights->others + at);
-      });
-      add_group<F>(sums, pair * kWidth, weights->codes, nullptr, offset, scales, others, mins, x);
-    });
+    add_wide<F>(sums, *weights, offset, mins, RowsAt{blocks->codes[row], blocks->groups + row});
   sums.finish();
 }
 
@@ -562,8 +413,45 @@ OCTAVO_INLINE uint32_t twice_among(const uint8_t* twice, int64_t count) {
   return bits & ((1u << count) - 1);
 }
 
-// Adds what the rests of the rows from `begin` to `end` give for one panel to `results`, [end - begin, kPanel]: group after
-// group, as many rows at a time as lie side by side. `begin`: the first of a stripe.
+// Where the rest of one group of a row is, and what its products are added to.
+struct Rest {
+  const int8_t* codes;
+  const RowGroup* group;
+  float* results;  // [kPanel]
+};
+
+// As many rests as are multiplied at a time: one alone would wait for each of its sums.
+constexpr int kRests = 4;
+
+// Adds what one group gives for some rests.
+template <typename F, int rows>
+void rest_tile(const WideGroup& weights, int32_t offset, bool mins, const Rest* rests) {
+  if (kDotsAlike) offset = kByteOffset;
+  alignas(kLine) float results[rows][kPanel];
+  RowsApart<rows> x;
+  each<rows>(OCTAVO_EACH(r) {
+    x.from[r] = rests[r].codes, x.at[r] = rests[r].group;
+    std::memcpy(results[r], rests[r].results, sizeof(results[r]));
+  });
+  PanelSums<rows> sums(results[0]);
+  add_wide<F>(sums, weights, offset, mins, x);
+  sums.finish();
+  each<rows>(OCTAVO_EACH(r) { std::memcpy(rests[r].results, results[r], sizeof(results[r])); });
+}
+
+using RestTile = void (*)(const WideGroup&, int32_t, bool, const Rest*);
+
+template <typename F, size_t... counts>
+constexpr auto rest_tiles(std::index_sequence<counts...>) {
+  return std::array<RestTile, sizeof...(counts)>{rest_tile<F, int(counts) + 1>...};
+}
+
+// One for each number of rests.
+template <typename F>
+constexpr auto kRestTiles = rest_tiles<WideOf<F>>(std::make_index_sequence<kRests>{});
+
+// Adds what the rests of the rows from `begin` to `end` give for one panel to `results`, [end - begin, kPanel], group after
+// group. `begin`: the first of a stripe.
 template <typename F>
 void add_rests(const QuantizedLinear& op, const char* panel, const RowBlock* rows, int64_t begin, int64_t end,
                float* results) {
@@ -571,20 +459,27 @@ void add_rests(const QuantizedLinear& op, const char* panel, const RowBlock* row
   Groups<F> groups(op, panel);
   alignas(kLine) uint8_t room[WideGroup::kBytes];
   WideGroup wide;
+  Rest rests[kRests];
   for (int64_t group = 0; group < all; group++) {
     groups.next();
     bool widened = false;
+    int count = 0;
+    const auto add = [&] {
+      if (!widened) widen(groups, wide, room), widened = true;
+      kRestTiles<F>[count - 1](wide, groups.offset(), groups.mins(), rests);
+      count = 0;
+    };
     for (int64_t start = begin; start < end; start += RowBlock::kRows) {
       const RowStripe stripe = RowStripe::of((RowBlock*)rows, start, all);
       uint32_t twice = twice_among(stripe.twice[group], std::min<int64_t>(end - start, RowBlock::kRows));
-      if (twice && !widened) widen(groups, wide, room), widened = true;
-      while (twice) {
-        const int row = __builtin_ctz(twice), some = std::min(__builtin_ctz(~(twice >> row)), kWideRows);
-        kWideTiles<F>[some - 1](&wide, 1, groups.offset(), groups.mins(), stripe.rests + group, row,
-                                results + (start - begin + row) * kPanel);
-        twice &= ~(((1u << some) - 1) << row);
+      for (; twice; twice &= twice - 1) {
+        const int row = __builtin_ctz(twice);
+        const RowBlock& block = stripe.rests[group];
+        rests[count++] = {block.codes[row], block.groups + row, results + (start - begin + row) * kPanel};
+        if (count == kRests) add();
       }
     }
+    if (count) add();
   }
 }
 

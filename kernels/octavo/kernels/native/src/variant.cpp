@@ -127,11 +127,13 @@ void run_ops(const Run& run, const Exact& exact) {
     Worker<T> worker(run, exact, thread, threads, room.data(), quantized.get());
     const bool timing = run.nanoseconds && thread == 0;
     int64_t before = timing ? now() : 0;
-    for (int64_t i = 0; i < run.num_ops; i++) {
-      worker.execute(i, progress[i]);
+    for (int64_t i = 0; i < run.num_ops;) {
+      const int64_t done = i;
+      i = worker.execute(i, progress[i]);
       if (timing) {
         const int64_t after = now();
-        run.nanoseconds[i] = after - before;
+        std::fill(run.nanoseconds + done, run.nanoseconds + i, 0);
+        run.nanoseconds[done] = after - before;
         before = after;
       }
     }
