@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <vector>
 
 #include "codes.h"
 #include "dots.h"
@@ -25,6 +26,11 @@ constexpr int kRowCounts[] = {8, 4, 2, 1};
 constexpr int kRowCounts[] = {4, 2, 1};
 #endif
 constexpr size_t kNumRowCounts = sizeof(kRowCounts) / sizeof(int);
+
+// So few rows take as long as reading does: codes are read in the order of their addresses, which the CPU foresees. For
+// more they are asked for, so many bytes ahead.
+constexpr int kReadingRows = 2;
+constexpr int64_t kBytesAhead = 8192;
 
 // From so many rows on the codes of a panel are unpacked once for all of them, some groups at a time, which stay in the
 // nearest cache meanwhile; of so many at a time.
@@ -173,17 +179,30 @@ OCTAVO_INLINE void add_steps(PanelSums<rows>& sums, int p, const uint8_t* group,
     const i32xr start = Sum::kOffset && !Sum::kStartsLast ? start_of(r) : i32xr{};
     each<kWidth>(OCTAVO_EACH(w) { dots[w][r].begin(start); });
   });
-  each<steps>(OCTAVO_EACH(s) {
-    typename Sum::Codes codes[kWidth];
+  const auto codes_at = [&](auto s, int w) __attribute__((always_inline)) {
+    const int half = (p + w) / kParts, part = (p + w) % kParts;
+    return Sum::prepared(codes_of<F, first + s>(group + half * F::kBytes + part * 4 * kRegisterLanes, table));
+  };
+  const auto four_of = [&](auto s, int r) __attribute__((always_inline)) { return spread(x.codes(r) + (first + s) * kStep); };
+  if constexpr (rows <= kReadingRows) {
     each<kWidth>(OCTAVO_EACH(w) {
-      const int half = (p + w) / kParts, part = (p + w) % kParts;
-      codes[w] = Sum::prepared(codes_of<F, first + s>(group + half * F::kBytes + part * 4 * kRegisterLanes, table));
+      each<steps>(OCTAVO_EACH(s) {
+        const typename Sum::Codes codes = codes_at(s, w);
+        each<rows>(OCTAVO_EACH(r) { dots[w][r].template add<s>(codes, four_of(s, r)); });
+      });
+      // What follows must not be read before.
+      asm volatile("" ::: "memory");
     });
-    each<rows>(OCTAVO_EACH(r) {
-      const i8xr four = spread(x.codes(r) + (first + s) * kStep);
-      each<kWidth>(OCTAVO_EACH(w) { dots[w][r].template add<s>(codes[w], four); });
+  } else {
+    each<steps>(OCTAVO_EACH(s) {
+      typename Sum::Codes codes[kWidth];
+      each<kWidth>(OCTAVO_EACH(w) { codes[w] = codes_at(s, w); });
+      each<rows>(OCTAVO_EACH(r) {
+        const i8xr four = four_of(s, r);
+        each<kWidth>(OCTAVO_EACH(w) { dots[w][r].template add<s>(codes[w], four); });
+      });
     });
-  });
+  }
   each<rows>(OCTAVO_EACH(r) {
     const float scale = x.group(r).scale;
     const i32xr start = Sum::kStartsLast ? start_of(r) : i32xr{};
@@ -259,7 +278,7 @@ template <typename F>
 class Groups {
  public:
   Groups(const QuantizedLinear& op, const char* panel)
-      : format_(kFormats[op.format]), in_block_(format_.block_groups(op.group)), at_(panel) {
+      : format_(kFormats[op.format]), in_block_(format_.block_groups(op.group)), panel_(panel), at_(panel) {
     if constexpr (F::kTable)
       for (int i = 0; i < 16; i++) table_[i] = uint8_t(op.values[i] + kByteOffset);
   }
@@ -269,6 +288,14 @@ class Groups {
       header_ = at_, at_ += format_.header_bytes(), left_ = in_block_;
     }
     codes_ = at_, at_ += format_.group_bytes(), left_--;
+  }
+
+  // Goes to a group; `next` goes on from there.
+  OCTAVO_INLINE void seek(int64_t group) {
+    const int64_t block = group / in_block_, before = group % in_block_;
+    header_ = panel_ + block * (format_.header_bytes() + in_block_ * format_.group_bytes());
+    at_ = header_ + format_.header_bytes() + before * format_.group_bytes(), left_ = in_block_ - before;
+    next();
   }
 
   OCTAVO_INLINE const uint8_t* codes() const { return (const uint8_t*)codes_; }
@@ -285,6 +312,7 @@ class Groups {
  private:
   const WeightFormat& format_;
   const int64_t in_block_;
+  const char* const panel_;
   int64_t left_ = 0;
   const char *at_, *header_ = nullptr, *codes_ = nullptr;
   alignas(16) uint8_t table_[16];
@@ -298,7 +326,10 @@ void quantized_tile(const QuantizedLinear& op, const char* panel, const RowBlock
   PanelSums<rows> sums(results);
   for (int64_t group = 0; group < op.linear.inputs / kGroup; group++, blocks++) {
     groups.next();
-    each<2 * F::kBytes / kLine + 1>(OCTAVO_EACH(line) { __builtin_prefetch(groups.codes() + line * kLine + 2048, 0, 1); });
+    if constexpr (rows > kReadingRows)
+      each<2 * F::kBytes / kLine + 1>(OCTAVO_EACH(line) {
+        __builtin_prefetch(groups.codes() + line * kLine + kBytesAhead, 0, 1);
+      });
     each<kHalves * kParts / kWidth, !PanelSums<rows>::kInMemory>(OCTAVO_EACH(pair) {
       // What rows are spread over is read again: kept, it would take registers that there are not.
       asm volatile("" ::: "memory");
@@ -450,18 +481,39 @@ constexpr auto rest_tiles(std::index_sequence<counts...>) {
 template <typename F>
 constexpr auto kRestTiles = rest_tiles<WideOf<F>>(std::make_index_sequence<kRests>{});
 
-// Adds what the rests of the rows from `begin` to `end` give for one panel to `results`, [end - begin, kPanel], group after
-// group. `begin`: the first of a stripe.
+// The groups of which any row of `span` has a rest. `span` begins with a stripe.
+inline std::vector<int64_t> groups_with_rests(const RowBlock* rows, int64_t groups, Span span) {
+  std::vector<int64_t> some;
+  for (int64_t group = 0; group < groups; group++)
+    for (int64_t start = span.begin; start < span.end; start += RowBlock::kRows)
+      if (twice_among(RowStripe::of((RowBlock*)rows, start, groups).twice[group],
+                      std::min<int64_t>(span.end - start, RowBlock::kRows))) {
+        some.push_back(group);
+        break;
+      }
+  return some;
+}
+
+// Rows that pass by one panel, fewer than `kWidenedRows` or at most `kMostRows`. They begin with a stripe.
+struct PassingRows {
+  const RowBlock* rows;
+  Span span;
+  std::vector<int64_t> with_rests;  // groups
+
+  PassingRows(const RowBlock* all, int64_t groups, Span some)
+      : rows(all), span(some), with_rests(groups_with_rests(all, groups, some)) {}
+};
+
+// Adds what the rests of rows give for one panel to `results`, [rows, kPanel], group after group.
 template <typename F>
-void add_rests(const QuantizedLinear& op, const char* panel, const RowBlock* rows, int64_t begin, int64_t end,
-               float* results) {
-  const int64_t all = op.linear.inputs / kGroup;
+void add_rests(const QuantizedLinear& op, const char* panel, const PassingRows& x, float* results) {
+  const int64_t all = op.linear.inputs / kGroup, begin = x.span.begin, end = x.span.end;
   Groups<F> groups(op, panel);
   alignas(kLine) uint8_t room[WideGroup::kBytes];
   WideGroup wide;
   Rest rests[kRests];
-  for (int64_t group = 0; group < all; group++) {
-    groups.next();
+  for (const int64_t group : x.with_rests) {
+    groups.seek(group);
     bool widened = false;
     int count = 0;
     const auto add = [&] {
@@ -470,7 +522,7 @@ void add_rests(const QuantizedLinear& op, const char* panel, const RowBlock* row
       count = 0;
     };
     for (int64_t start = begin; start < end; start += RowBlock::kRows) {
-      const RowStripe stripe = RowStripe::of((RowBlock*)rows, start, all);
+      const RowStripe stripe = RowStripe::of((RowBlock*)x.rows, start, all);
       uint32_t twice = twice_among(stripe.twice[group], std::min<int64_t>(end - start, RowBlock::kRows));
       for (; twice; twice &= twice - 1) {
         const int row = __builtin_ctz(twice);
@@ -485,21 +537,22 @@ void add_rests(const QuantizedLinear& op, const char* panel, const RowBlock* row
 
 // --- Few rows ---
 
-// One panel for the rows of `span`, fewer than a stripe has, as many at a time as there are tiles for. What the rests of a row
+// One panel for rows of which there are fewer than a stripe has, as many at a time as there are tiles for. What their rests
 // give comes last.
 template <typename F>
-void packed_rows(const QuantizedLinear& op, const char* panel, const RowBlock* rows, Span span, const Outputs& to) {
-  const RowStripe stripe = RowStripe::of((RowBlock*)rows, span.begin, op.linear.inputs / kGroup);
-  alignas(64) float sums[kWidenedRows * kPanel];
-  std::memset(sums, 0, span.count() * kPanel * sizeof(float));
-  for (int64_t row = 0; row < span.count();) {
+void packed_rows(const QuantizedLinear& op, const char* panel, const PassingRows& x, const Outputs& to) {
+  const RowStripe stripe = RowStripe::of((RowBlock*)x.rows, x.span.begin, op.linear.inputs / kGroup);
+  const int64_t count = x.span.count();
+  alignas(kLine) float sums[kWidenedRows * kPanel];
+  std::memset(sums, 0, count * kPanel * sizeof(float));
+  for (int64_t row = 0; row < count;) {
     int which = 0;
-    while (kRowCounts[which] > span.count() - row) which++;
+    while (kRowCounts[which] > count - row) which++;
     kPackedTiles<F>[which](op, panel, stripe.blocks, row, sums + row * kPanel);
     row += kRowCounts[which];
   }
-  add_rests<F>(op, panel, rows, span.begin, span.end, sums);
-  to.finish(span.begin, span.count(), sums);
+  add_rests<F>(op, panel, x, sums);
+  to.finish(x.span.begin, count, sums);
 }
 
 // --- Many rows ---
@@ -519,41 +572,38 @@ class Fetched {
   const int64_t step_;
 };
 
-// One panel for the rows of `span`. Its groups are unpacked some at a time, which stay in the nearest cache while rows pass by.
-// What the rests of a row give comes last.
+// One panel. Its groups are unpacked some at a time, which stay in the nearest cache while rows pass by. What their rests
+// give comes last.
 template <typename F>
-void widened_rows(const QuantizedLinear& op, const char* panel, const RowBlock* rows, Span span, const Outputs& to) {
-  const int64_t all = op.linear.inputs / kGroup, passes = (all + kWideGroups - 1) / kWideGroups;
+void widened_rows(const QuantizedLinear& op, const char* panel, const PassingRows& x, const Outputs& to) {
+  const int64_t all = op.linear.inputs / kGroup, passes = (all + kWideGroups - 1) / kWideGroups, rows = x.span.count();
   alignas(kLine) uint8_t room[kWideGroups][WideGroup::kBytes];
   WideGroup wide[kWideGroups];
   alignas(kLine) float sums[kMostRows * kPanel];
-  for (int64_t begin = span.begin; begin < span.end; begin += kMostRows) {
-    const int64_t end = std::min<int64_t>(begin + kMostRows, span.end);
-    std::memset(sums, 0, (end - begin) * kPanel * sizeof(float));
-    Groups<F> groups(op, panel);
-    for (int64_t pass = 0; pass < passes; pass++) {
-      const int64_t first = pass * all / passes, count = (pass + 1) * all / passes - first;
-      for (int64_t group = 0; group < count; group++) groups.next(), widen(groups, wide[group], room[group]);
-      // Few rows do not hide what the next pass takes to arrive: it is fetched while these are multiplied.
-      Fetched ahead(groups.end(), count * groups.bytes(), (end - begin + kWideRows - 1) / kWideRows);
-      for (int64_t start = begin; start < end; start += RowBlock::kRows) {
-        const RowStripe stripe = RowStripe::of((RowBlock*)rows, start, all);
-        const int64_t some = std::min<int64_t>(end - start, RowBlock::kRows);
-        float* at = sums + (start - begin) * kPanel;
-        if (pass + 1 == passes) to.fetch(start, some);
-        for (int64_t row = 0; row < some; row += kWideRows) {
-          ahead.step();
-          kWideTiles<F>[std::min<int64_t>(some - row, kWideRows) - 1](wide, count, groups.offset(), groups.mins(),
-                                                                      stripe.blocks + first, row, at + row * kPanel);
-        }
+  std::memset(sums, 0, rows * kPanel * sizeof(float));
+  Groups<F> groups(op, panel);
+  for (int64_t pass = 0; pass < passes; pass++) {
+    const int64_t first = pass * all / passes, count = (pass + 1) * all / passes - first;
+    for (int64_t group = 0; group < count; group++) groups.next(), widen(groups, wide[group], room[group]);
+    // Few rows do not hide what the next pass takes to arrive: it is fetched while these are multiplied.
+    Fetched ahead(groups.end(), count * groups.bytes(), (rows + kWideRows - 1) / kWideRows);
+    for (int64_t start = 0; start < rows; start += RowBlock::kRows) {
+      const RowStripe stripe = RowStripe::of((RowBlock*)x.rows, x.span.begin + start, all);
+      const int64_t some = std::min<int64_t>(rows - start, RowBlock::kRows);
+      float* at = sums + start * kPanel;
+      if (pass + 1 == passes) to.fetch(x.span.begin + start, some);
+      for (int64_t row = 0; row < some; row += kWideRows) {
+        ahead.step();
+        kWideTiles<F>[std::min<int64_t>(some - row, kWideRows) - 1](wide, count, groups.offset(), groups.mins(),
+                                                                    stripe.blocks + first, row, at + row * kPanel);
       }
     }
-    add_rests<F>(op, panel, rows, begin, end, sums);
-    to.finish(begin, end - begin, sums);
   }
+  add_rests<F>(op, panel, x, sums);
+  to.finish(x.span.begin, rows, sums);
 }
 
-using QuantizedPanel = void (*)(const QuantizedLinear&, const char*, const RowBlock*, Span, const Outputs&);
+using QuantizedPanel = void (*)(const QuantizedLinear&, const char*, const PassingRows&, const Outputs&);
 
 struct QuantizedTiles {
   QuantizedPanel few, many;
@@ -572,16 +622,19 @@ inline const QuantizedTiles& tiles_of(const WeightFormat& format) {
   }
 }
 
-// The panels from `first` to `last` for the rows of `span`, which begins with a stripe. A panel stays in the cache while the
-// rows pass by.
+// The panels from `first` to `last` for the rows of `span`, which begins with a stripe: as many rows at a time as stay in a
+// cache with the panels.
 template <typename T>
 void quantized_panels(const QuantizedLinear& op, const RowBlock* rows, void* y, Span span, int64_t first, int64_t last) {
   const WeightFormat& format = kFormats[op.format];
   const QuantizedTiles& tiles = tiles_of(format);
   const int64_t panel_bytes = format.panel_bytes(op.linear.inputs, op.group);
-  for (int64_t panel = first; panel < last; panel++)
-    (span.count() < kWidenedRows ? tiles.few : tiles.many)(op, (const char*)op.linear.weight + panel * panel_bytes, rows,
-                                                           span, outputs_of<T>(op.linear, y, panel));
+  for (int64_t begin = span.begin; begin < span.end; begin += kMostRows) {
+    const PassingRows x(rows, op.linear.inputs / kGroup, {begin, std::min(begin + kMostRows, span.end)});
+    for (int64_t panel = first; panel < last; panel++)
+      (x.span.count() < kWidenedRows ? tiles.few : tiles.many)(
+          op, (const char*)op.linear.weight + panel * panel_bytes, x, outputs_of<T>(op.linear, y, panel));
+  }
 }
 
 }  // namespace octavo::OCTAVO_VARIANT
