@@ -1,6 +1,7 @@
 """Drafts: tokens come sooner and stay the same, whatever is guessed and whatever happens to the step that checks it."""
 
 import io
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
@@ -467,6 +468,27 @@ class TestPrices:
         assert checking(cluster).step_id <= 48 + 16 + 2
         cluster.run()
         assert outputs(cluster, *requests) == references(*requests)
+
+    @pytest.mark.parametrize(("count", "least"), [(16, 3), (4, 0)])
+    def test_ask_each_of_many_as_soon_as_it_has_tokens_to_repeat(
+        self, make_cluster: MakeCluster, count: int, least: int
+    ) -> None:
+        """Asked earlier, it would have its next turn long after; few have theirs in every step, and a prediction may be
+        followed from the first token on."""
+        asked: dict[str, list[int]] = defaultdict(list)
+
+        def guess(group: SequenceGroup, sequence: Sequence, most: int) -> list[int]:
+            asked[group.request_id].append(sequence.num_generated)
+            return []
+
+        cluster = make_cluster(drafter=ScriptedDrafter(guess), max_num_seqs=count)
+        cluster.join(num_blocks=800, costs=self.FLAT)
+        requests = [make_request(f"r{i}", 2, 20) for i in range(count)]
+        predicted = msgspec.structs.replace(requests[0], predicted_token_ids=[1, 2, 3])
+        cluster.submit(predicted, *requests[1:])
+        cluster.run()
+        assert asked.pop("r0")[0] == 0
+        assert [each[0] for each in asked.values()] == [least] * (count - 1)
 
     def test_ask_few_sequences_in_each_step(self, make_cluster: MakeCluster) -> None:
         asked: list[str] = []

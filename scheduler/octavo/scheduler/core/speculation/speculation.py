@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 
 from octavo.scheduler.core.config import SchedulerConfig
 from octavo.scheduler.core.replica import Replica
-from octavo.scheduler.core.sequence import Member, RequestGroup, Sequence
+from octavo.scheduler.core.sequence import Member, RequestGroup, Sequence, SequenceGroup
 from octavo.scheduler.core.speculation.asking import Asking, ask
 from octavo.scheduler.core.speculation.draft import Draft, DraftSource
 from octavo.scheduler.core.speculation.drafter import Drafter
 from octavo.scheduler.core.speculation.model_guesses import ModelGuesses
 from octavo.scheduler.core.speculation.pauses import Pause
 from octavo.scheduler.core.speculation.pricing import Decision, Offer, Pace, Prices, always, decide
+from octavo.scheduler.core.speculation.text import SHORTEST_MATCH
 from octavo.scheduler.core.step import grammar_time
 from octavo.wire.steps import MAX_DRAFT_TOKENS
 
@@ -201,12 +202,21 @@ class Speculation:
             return decodes
         period = max(1, len(decodes) // _ASKED_IN_TURN)
         asked = [decode for decode in decodes if decode[1].placement.silence is None]
+        if period > 1:
+            # Whoever has nothing to repeat yet would be asked in vain, and then only in turn.
+            asked = [decode for decode in asked if _has_begun(*decode)]
         # Where each has its turn in every step, nothing is gained by leaving some out.
         return asked + [
             decode
             for decode in decodes[step_id % period :: period]
             if (silence := decode[1].placement.silence) is not None and (period == 1 or silence.is_over())
         ]
+
+
+def _has_begun(group: SequenceGroup, sequence: Sequence) -> bool:
+    """Tells whether a sequence has generated enough to repeat a text, or has a prediction, which its first token may
+    follow."""
+    return sequence.num_generated >= SHORTEST_MATCH or bool(group.request.predicted_token_ids)
 
 
 def _asked_in_turn(sequence: Sequence, draft: Draft | None) -> None:
