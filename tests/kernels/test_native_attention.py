@@ -44,7 +44,7 @@ CASES: dict[str, dict[str, Any]] = {
     "blocks of 32": {"lengths": MIXED, "block_size": 32},
     "blocks of 256": {"lengths": [(1, 300), (20, 270), (1, 256)], "block_size": 256},
     **{f"{group} heads per KV head": {"lengths": MIXED[:4], "group": group} for group in (1, 2, 5, 7, 12, 13, 14)},
-    **{f"heads of {size}": {"lengths": MIXED[:4], "head_dim": size} for size in (16, 80, 96, 128, 256)},
+    **{f"heads of {size}": {"lengths": MIXED[:4], "head_dim": size} for size in (16, 32, 80, 96, 128, 256)},
     **{f"window of {window}": {"lengths": MIXED, "window": window} for window in (1, 7, 16, 17, 40, 64, 200)},
     "window and blocks of 32": {"lengths": RAGGED, "block_size": 32, "window": 33},
     "soft cap": {"lengths": MIXED, "softcap": 2.0},

@@ -182,10 +182,10 @@ def test_pooling_is_what_the_models_own_files_say(tmp_path: Path, mode: str) -> 
     write_sentence_files(tmp_path, {f"pooling_mode_{mode}": True}, "Normalize", max_seq_length=80)
     runner = EncoderRunner(tmp_path, ModelSettings(threads=1))
     assert runner.model.max_model_len == 80
-    token_ids = texts()[4]
-    [vector] = outputs(runner, [item(0, token_ids)])
-    expected = _POOLS[mode](states(model, token_ids).last_hidden_state[0])
-    np.testing.assert_allclose(vector, expected / expected.norm(), atol=1e-5)
+    found = outputs(runner, [item(number, token_ids) for number, token_ids in enumerate(texts(80))])
+    for token_ids, vector in zip(texts(80), found, strict=True):
+        expected = _POOLS[mode](states(model, token_ids).last_hidden_state[0])
+        np.testing.assert_allclose(vector, expected / expected.norm(), atol=1e-5)
 
 
 def test_vectors_go_through_dense_layers(tmp_path: Path) -> None:
@@ -200,9 +200,11 @@ def test_vectors_go_through_dense_layers(tmp_path: Path) -> None:
     save_file({"linear.weight": weight, "linear.bias": bias}, directory / "model.safetensors")
     runner = EncoderRunner(tmp_path, ModelSettings(threads=1))
     assert runner.model.pooling == PoolingModel(PoolingTask.EMBED, 10)
-    [vector] = outputs(runner, [item(0, texts()[3])])
-    pooled = states(model, texts()[3]).last_hidden_state[0].mean(0)
-    np.testing.assert_allclose(vector, torch.tanh(weight @ pooled + bias), atol=1e-5)
+    items = [item(number, token_ids) for number, token_ids in enumerate(texts())]
+    for alone, vector in zip(items, outputs(runner, items), strict=True):
+        pooled = states(model, texts()[alone.sequence.sequence_id]).last_hidden_state[0].mean(0)
+        np.testing.assert_allclose(vector, torch.tanh(weight @ pooled + bias), atol=1e-5)
+        assert outputs(runner, [alone])[0].tobytes() == vector.tobytes()
 
 
 @pytest.mark.parametrize(

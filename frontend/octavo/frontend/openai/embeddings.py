@@ -5,7 +5,7 @@ import base64
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 from msgspec import Raw
@@ -47,7 +47,8 @@ async def embeddings(api: Api, request: Request) -> Response:
         if body.dimensions is not None:
             check_dimensions(body.dimensions, pooling.num_outputs)
     prompt = api.generation.pooling_defaults.prompt(body.prompt_name)
-    asked = [asked_of(api, request, body, each, PoolingTask.EMBED, prompt=prompt) for each in inputs]
+    asks = asking(api, request, body, PoolingTask.EMBED)
+    asked = [asks(each, prompt=prompt) for each in inputs]
     found = await run(api, request, asked, body)
     data = []
     for index, output in enumerate(found):
@@ -112,33 +113,34 @@ def _wrong_form(field: str) -> InvalidRequest:
     )
 
 
-def asked_of(
-    api: Api,
-    request: Request,
-    body: PoolingBody,
-    text: Input,
-    task: PoolingTask,
-    *,
-    pair: str | None = None,
-    prompt: str = "",
-) -> PoolingRequest:
-    """Returns the request for the output of one text, which `prompt` comes before, as the call's fields say."""
+class Asks(Protocol):
+    """Makes the request for the output of one text, which `prompt` comes before, or of a pair of texts."""
+
+    def __call__(self, text: Input, *, pair: str | None = None, prompt: str = "") -> PoolingRequest: ...
+
+
+def asking(api: Api, request: Request, body: PoolingBody, task: PoolingTask) -> Asks:
+    """Returns what makes a call's requests, as its fields say. Raises `InvalidRequest`."""
     cut = body.truncate_prompt_tokens
     origin = origin_of(request)
-    return PoolingRequest(
-        prompt=prompt + text if isinstance(text, str) and text else text,
-        task=task,
-        pair=pair,
-        truncate_to=api.generation.max_model_len if cut == _ALL else cut,
-        add_special_tokens=body.add_special_tokens is not False,
-        model=body.model or "",
-        tenant=origin["tenant"],
+    # Read once, not for each text.
+    fields: dict[str, Any] = {
+        "task": task,
+        "truncate_to": api.generation.max_model_len if cut == _ALL else cut,
+        "add_special_tokens": body.add_special_tokens is not False,
+        "model": body.model or "",
+        "tenant": origin["tenant"],
         # vLLM counts the other way.
-        priority=-(body.priority or 0),
-        salt=body.cache_salt or "",
-        max_queue_s=seconds("max_queue_time", body.max_queue_time),
-        traceparent=origin["traceparent"],
-    )
+        "priority": -(body.priority or 0),
+        "salt": body.cache_salt or "",
+        "max_queue_s": seconds("max_queue_time", body.max_queue_time),
+        "traceparent": origin["traceparent"],
+    }
+
+    def asks(text: Input, *, pair: str | None = None, prompt: str = "") -> PoolingRequest:
+        return PoolingRequest(prompt + text if isinstance(text, str) and text else text, pair=pair, **fields)
+
+    return asks
 
 
 async def run(api: Api, request: Request, asked: Sequence[PoolingRequest], body: PoolingBody) -> list[Output]:

@@ -12,7 +12,7 @@ from octavo.frontend.api.body import read_call, unknown_fields_header
 from octavo.frontend.api.endpoint import Api, fresh_id
 from octavo.frontend.errors import InvalidRequest, Reason, bad_parameter
 from octavo.frontend.openai.answers import encode
-from octavo.frontend.openai.embeddings import asked_of, read_inputs, run, usage_of
+from octavo.frontend.openai.embeddings import asking, read_inputs, run, usage_of
 from octavo.frontend.openai.schemas import POOLING_UNSUPPORTED, ClassifyBody, PoolingBody, RerankBody, ScoreBody
 from octavo.frontend.request.pooling import check_inputs, cosine, numbers_of, sigmoid, softmax
 from octavo.frontend.stream.pooling import Output
@@ -71,7 +71,8 @@ async def classify(api: Api, request: Request) -> Response:
     inputs = read_inputs("input", body.input)
     if (pooling := api.generation.pooling_model) is not None:
         check_task(pooling, PoolingTask.CLASSIFY, api.generation.model_name)
-    asked = [asked_of(api, request, body, each, PoolingTask.CLASSIFY) for each in inputs]
+    asks = asking(api, request, body, PoolingTask.CLASSIFY)
+    asked = [asks(each) for each in inputs]
     found = await run(api, request, asked, body)
     data = []
     for index, output in enumerate(found):
@@ -139,7 +140,8 @@ async def _scores(
             " one; use /classify",
         )
     pairs = zip([first[0]] * len(second) if len(first) == 1 else first, second, strict=True)
-    asked = [asked_of(api, request, body, one, task, pair=other) for one, other in pairs]
+    asks = asking(api, request, body, task)
+    asked = [asks(one, pair=other) for one, other in pairs]
     found = await run(api, request, asked, body)
     return [_activated(api, numbers_of(output.values), activates=activates)[0] for output in found], found
 
@@ -149,8 +151,8 @@ async def _angles(
 ) -> tuple[list[float], list[Output]]:
     prompts = api.generation.pooling_defaults
     query, document = prompts.prompt(None, *_QUERY), prompts.prompt(None, *_DOCUMENT)
-    asked = [asked_of(api, request, body, each, PoolingTask.EMBED, prompt=query) for each in first]
-    asked += [asked_of(api, request, body, each, PoolingTask.EMBED, prompt=document) for each in second]
+    asks = asking(api, request, body, PoolingTask.EMBED)
+    asked = [asks(each, prompt=query) for each in first] + [asks(each, prompt=document) for each in second]
     found = await run(api, request, asked, body)
     vectors = [numbers_of(output.values) for output in found]
     ones, others = vectors[: len(first)], vectors[len(first) :]

@@ -94,12 +94,17 @@ class SchedulerPool:
     @property
     def availability(self) -> SchedulerAvailability:
         """Tells whether a request could run now in any cell, or what is missing."""
+        if len(self.links) == 1:
+            return self.links[0].availability
         found = {link.availability for link in self.links}
         return next(availability for availability in _BEST_FIRST if availability in found)
 
     @property
     def status(self) -> ServiceStatus | None:
         """Returns the status of all cells with the best availability together; None before a first message."""
+        # Each request asks several times.
+        if len(self.links) == 1:
+            return self.links[0].status
         best = self.availability
         statuses = [link.status for link in self.links if link.status and link.availability is best]
         return _merged(statuses or [link.status for link in self.links if link.status])

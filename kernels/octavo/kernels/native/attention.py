@@ -20,8 +20,9 @@ from octavo.kernels.checks import (
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.native.structs import CACHE_DTYPES, DTYPES, AttentionOp, GroupStep, LayerCachePointers
 
-# Tokens that one thread attends for at a time: enough to make use of keys in its cache, few enough to share out.
-_UNIT_TOKENS = 16
+# Tokens that one thread attends for at a time: enough to make use of keys in its cache, few enough to share out. A
+# multiple of the rows that kernels take at a time.
+_UNIT_TOKENS = 24
 _LANES = 16
 # Elements of a head whose products' sums a 32-bit integer holds.
 _MOST_CODES = 512

@@ -1,11 +1,12 @@
-"""Heads, which make a text's output of its hidden states: a vector by its pooling, or scores of classes.
+"""Heads, which make texts' outputs of their hidden states: vectors by a pooling, or scores of classes.
 
-Each text is computed by itself, in fp32, so that its output depends on no other.
+All is computed in fp32, and in such a way that a text's output depends on no other.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -21,11 +22,12 @@ from octavo.worker.pooling.sentence_files import DenseFile, SentencePooling
 
 
 class Head(Protocol):
-    """Makes a text's output, [num_outputs] fp32, of its hidden states, [tokens, hidden_size] fp32."""
+    """Makes the outputs of texts, [texts, num_outputs] fp32, of their hidden states, [tokens, hidden_size] fp32, which
+    lie one text after the other, of `lengths` tokens each."""
 
     num_outputs: int
 
-    def __call__(self, hidden: Tensor) -> Tensor: ...
+    def __call__(self, hidden: Tensor, lengths: Sequence[int]) -> Tensor: ...
 
 
 def _weighted_mean(hidden: Tensor) -> Tensor:
@@ -41,6 +43,15 @@ _POOLS: dict[str, Callable[[Tensor], Tensor]] = {
     "weightedmean": _weighted_mean,
     "lasttoken": lambda hidden: hidden[-1],
 }
+
+
+def _pooled(mode: str, hidden: Tensor, lengths: Sequence[int]) -> Tensor:
+    """Returns what a mode gives of each text, [texts, hidden_size]."""
+    if mode == "mean":
+        # All in one call: what torch takes for a call is many times what it takes for the sums of a short text.
+        firsts = torch.tensor([0, *accumulate(lengths[:-1])])
+        return F.embedding_bag(torch.arange(len(hidden)), hidden, firsts, mode="mean")
+    return torch.stack([_POOLS[mode](text) for text in hidden.split_with_sizes(list(lengths))])
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +73,6 @@ class EmbeddingHead:
     def __init__(self, pooling: SentencePooling, hidden_size: int, scores: Dense | None = None) -> None:
         """Raises `ModelConfigError` or `WeightsError` on dense layers that do not fit."""
         self.modes = pooling.modes
-        self._pools = [_POOLS[mode] for mode in pooling.modes]
         self._dense = [_dense_of(file) for file in pooling.dense]
         self._normalizes = pooling.normalizes
         self.num_outputs = hidden_size * len(pooling.modes)
@@ -74,15 +84,18 @@ class EmbeddingHead:
             self._dense.append(scores)
             self.num_outputs = len(scores.weight)
 
-    def __call__(self, hidden: Tensor) -> Tensor:
-        return self.finish([pool(hidden) for pool in self._pools])
+    def __call__(self, hidden: Tensor, lengths: Sequence[int]) -> Tensor:
+        return self._finished(torch.cat([_pooled(mode, hidden, lengths) for mode in self.modes], dim=1))
 
     def finish(self, parts: list[Tensor]) -> Tensor:
-        """Makes the output of what each mode of the pooling gives, [hidden_size] fp32."""
-        vector = parts[0] if len(parts) == 1 else torch.cat(parts)
+        """Makes the output of one text of what each mode of the pooling gives of it, [hidden_size] fp32."""
+        return self._finished(torch.cat(parts)[None])[0]
+
+    def _finished(self, rows: Tensor) -> Tensor:
         for dense in self._dense:
-            vector = dense(vector)
-        return F.normalize(vector, dim=0) if self._normalizes else vector
+            # Row by row: products of several might round otherwise.
+            rows = torch.stack([dense(row) for row in rows])
+        return F.normalize(rows, dim=1) if self._normalizes else rows
 
 
 class ClassifierHead:
@@ -93,7 +106,10 @@ class ClassifierHead:
         self._layers = layers
         self.num_outputs = num_outputs
 
-    def __call__(self, hidden: Tensor) -> Tensor:
+    def __call__(self, hidden: Tensor, lengths: Sequence[int]) -> Tensor:
+        return torch.stack([self._scores(text) for text in hidden.split_with_sizes(list(lengths))])
+
+    def _scores(self, hidden: Tensor) -> Tensor:
         state = self._pool(hidden)
         for layer in self._layers:
             state = layer(state)

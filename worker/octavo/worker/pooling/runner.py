@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -138,7 +139,8 @@ def text_batch(items: Sequence[WorkItem]) -> TextBatch:
         token_ids += sequence.token_ids
         types += [0] * first + [1] * (item.num_tokens - first)
     lengths = [item.num_tokens for item in items]
-    positions = torch.cat([torch.arange(length) for length in lengths])
+    firsts = torch.tensor([0, *accumulate(lengths[:-1])])
+    positions = torch.arange(len(token_ids)) - firsts.repeat_interleave(torch.tensor(lengths))
     return TextBatch(torch.tensor(token_ids), positions, torch.tensor(types), lengths)
 
 
@@ -146,15 +148,11 @@ def pool(
     head: Head, hidden: Tensor, batch: TextBatch, items: Sequence[WorkItem]
 ) -> tuple[list[PooledOutput], list[SequenceFailure]]:
     """Makes the outputs of all texts; those that are not finite have failed."""
-    pooled: list[PooledOutput] = []
-    failed: list[SequenceFailure] = []
-    for item, span in zip(items, batch.spans, strict=True):
-        sequence_id = item.sequence.sequence_id
-        output = head(hidden[span].float())
-        if bool(torch.isfinite(output).all()):
-            pooled.append(PooledOutput(sequence_id, output.numpy().astype("<f4").tobytes()))
-        else:
-            failed.append(not_finite(sequence_id))
+    outputs = head(hidden.float(), batch.lengths)
+    finite, rows = torch.isfinite(outputs).all(1).tolist(), outputs.numpy().astype("<f4", copy=False)
+    ids = [item.sequence.sequence_id for item in items]
+    pooled = [PooledOutput(each, row.tobytes()) for each, row, fine in zip(ids, rows, finite, strict=True) if fine]
+    failed = [not_finite(each) for each, fine in zip(ids, finite, strict=True) if not fine]
     return pooled, failed
 
 

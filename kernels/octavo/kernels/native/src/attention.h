@@ -147,21 +147,21 @@ OCTAVO_LOOP void add_values(const typename How::Left (*weights)[kChunk], const T
   sums.store(outputs + column, output_stride);
 }
 
-// As many rows at a time as leave registers for the columns.
-template <typename How, int count, int row = 0, typename C = typename How::Cache>
+// `columns` sixteens at a time as far as the head has as many, of as many rows as leave registers for them; then half as many.
+template <typename How, int count, int columns = How::kColumns, int row = 0, typename C = typename How::Cache>
 OCTAVO_INLINE void add_all_values(const typename How::Left (*weights)[kChunk], const Tile<C>* tiles,
                                   const Tile<C>* ahead, int64_t from, int64_t num_tokens, int64_t head_dim,
-                                  const float* rescale, float* outputs) {
-  constexpr int columns = How::kColumns, most = How::kHeldSums / columns, some = count - row > most ? most : count - row;
-  float* at = outputs + row * head_dim;
-  int64_t column = 0;
+                                  const float* rescale, float* outputs, int64_t first = 0) {
+  constexpr int most = How::kHeldSums / columns, some = count - row > most ? most : count - row;
+  int64_t column = first;
   for (; column + columns * kLanes <= head_dim; column += columns * kLanes)
-    add_values<How, some, columns>(weights + row, tiles, ahead, from, num_tokens, head_dim, column, rescale + row, at,
-                                   head_dim);
-  for (; column < head_dim; column += kLanes)
-    add_values<How, some, 1>(weights + row, tiles, ahead, from, num_tokens, head_dim, column, rescale + row, at, head_dim);
-  if constexpr (row + some < count)
-    add_all_values<How, count, row + some>(weights, tiles, ahead, from, num_tokens, head_dim, rescale, outputs);
+    add_values<How, some, columns>(weights + row, tiles, ahead, from, num_tokens, head_dim, column, rescale + row,
+                                   outputs + row * head_dim, head_dim);
+  if constexpr (row + some < count) {
+    add_all_values<How, count, columns, row + some>(weights, tiles, ahead, from, num_tokens, head_dim, rescale, outputs, first);
+  } else if constexpr (columns > 1) {
+    add_all_values<How, count, columns / 2>(weights, tiles, ahead, from, num_tokens, head_dim, rescale, outputs, column);
+  }
 }
 
 #if defined(OCTAVO_EXACT)

@@ -128,6 +128,42 @@ void write_heads(const T* key, const T* value, const LayerCache& cache, int64_t 
   }
 }
 
+// Whether the keys and values of `rows` rows, whose slots lie one behind the other, fill a sixteen of tokens from its first on.
+OCTAVO_INLINE bool fill_tile(const int64_t* slots, int64_t rows) {
+  if (rows < kLanes || slots[0] < 0 || slots[0] % kLanes) return false;
+  for (int row = 1; row < kLanes; row++)
+    if (slots[row] != slots[0] + row) return false;
+  return true;
+}
+
+// The heads of sixteen tokens into their slots, of which the first begins a sixteen: rows of `stride`. Written line by line;
+// token by token, each key goes to as many lines as it has elements.
+template <typename T>
+void write_tile(const T* key, const T* value, int64_t stride, const LayerCache& cache, int64_t slot, int64_t block_size,
+                int64_t kv_heads, int64_t head_dim) {
+  constexpr int pair = kShared<T>;
+  const int64_t block = slot / block_size, offset = slot % block_size;
+  for (int64_t head = 0; head < kv_heads; head++, key += head_dim, value += head_dim) {
+    const int64_t at = block * cache.block_stride + (head * block_size + offset) * head_dim;
+    T* keys = (T*)cache.keys + at;
+    T* values = (T*)cache.values + at;
+    for (int64_t d = 0; d < head_dim; d += pair)
+      for (int token = 0; token < kLanes; token++, keys += pair) std::memcpy(keys, key + token * stride + d, pair * sizeof(T));
+    for (int token = 0; token < kLanes; token += pair) {
+      const T* from = value + token * stride;
+      if constexpr (pair == 1) {
+        std::memcpy(values, from, head_dim * sizeof(T));
+      } else {
+        for (int64_t d = 0; d < head_dim; d++) values[2 * d] = from[d], values[2 * d + 1] = from[stride + d];
+      }
+      values += pair * head_dim;
+    }
+  }
+}
+
+template <typename T>
+constexpr DType kTypeOf = std::is_same_v<T, float> ? kFloat32 : kBFloat16;
+
 // Calls function(an element of `dtype`), of which computations have two.
 template <typename Function>
 OCTAVO_INLINE void with_type(int32_t dtype, Function function) {

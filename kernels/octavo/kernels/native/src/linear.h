@@ -31,14 +31,19 @@ struct Activate {
   }
 };
 
-// Adds the products of `inputs` elements of each row to the sums at `to`, rows of `to_stride`. Column c is in panel c / 2,
-// `panel_size` after the one before; from one input to the next it is `pitch` columns.
-template <typename T, int rows, int columns, int pitch>
+// Adds the products of `inputs` elements of each row to the sums at `to`, rows of `to_stride`; where they are the `first`,
+// what is there before does not count. Column c is in panel c / 2, `panel_size` after the one before; from one input to the
+// next it is `pitch` columns.
+template <typename T, int rows, int columns, int pitch, bool first = false>
 OCTAVO_LOOP void multiply(const Left<T>* x, int64_t x_stride, const T* packed, int64_t panel_size, int64_t inputs,
                           float* to, int64_t to_stride) {
   constexpr int depth = kDepth<T>;
   Sums<rows, columns> sums;
-  sums.load(to, to_stride);
+  if constexpr (first) {
+    sums.clear();
+  } else {
+    sums.load(to, to_stride);
+  }
   for (int64_t k = 0; k < inputs; k += depth) {
     const T* w = packed + k * pitch;
     if constexpr (pitch == kPanel)
@@ -50,15 +55,29 @@ OCTAVO_LOOP void multiply(const Left<T>* x, int64_t x_stride, const T* packed, i
   sums.store(to, to_stride);
 }
 
+// Asks for the lines that `rows` rows' outputs of some panels go to. Of many rows' none is in a near cache, and stores leave
+// in their order: each would wait for the one before it.
+template <typename T, int rows, int panels>
+OCTAVO_INLINE void expect_outputs(const Linear& op, void* y, int64_t row, int64_t panel) {
+  const int64_t size = op.epilogue == kStoreFloat ? sizeof(float) : sizeof(T);
+  const int64_t width = op.epilogue == kGate ? kPanel / 2 : kPanel;
+  const char* to = (const char*)y + (row * op.y_stride + panel * width) * size;
+  for (int r = 0; r < rows; r++, to += op.y_stride * size)
+    for (int64_t byte = 0; byte < panels * width * size; byte += 64) __builtin_prefetch(to + byte, 1, 3);
+}
+
 template <typename T, int rows, int panels>
 OCTAVO_INLINE void tile(const Linear& op, const T* x, void* y, int64_t row, int64_t panel) {
   // Columns at a time whose sums fit into registers.
   constexpr int all = panels * kHalves, held = kHeld<T> / rows, columns = held < all ? held : all, stride = all * kLanes;
   // Where all do and no input is widened first, all inputs at once.
-  const int64_t some = columns == all && !kWidens<T> ? op.inputs : kInputs;
+  constexpr bool whole = columns == all && !kWidens<T>;
+  const int64_t some = whole ? op.inputs : kInputs;
   const int64_t panel_size = op.inputs * kPanel;
-  alignas(64) float results[rows * stride] = {};
+  alignas(64) float results[rows * stride];
+  if constexpr (!whole) std::memset(results, 0, sizeof(results));
   alignas(64) float wide[kWidens<T> ? rows * kInputs : 1];
+  expect_outputs<T, rows, panels>(op, y, row, panel);
   x += row * op.x_stride;
   for (int64_t first = 0; first < op.inputs; first += some) {
     const int64_t inputs = std::min(some, op.inputs - first);
@@ -74,7 +93,8 @@ OCTAVO_INLINE void tile(const Linear& op, const T* x, void* y, int64_t row, int6
       } else {
         left = x + first, left_stride = op.x_stride;
       }
-      multiply<T, rows, columns, kPanel>(left, left_stride, packed, panel_size, inputs, results + column * kLanes, stride);
+      multiply<T, rows, columns, kPanel, whole>(left, left_stride, packed, panel_size, inputs, results + column * kLanes,
+                                                stride);
     }
   }
   for (int r = 0; r < rows; r++)

@@ -17,9 +17,6 @@
 namespace octavo::OCTAVO_VARIANT {
 
 template <typename T>
-constexpr DType kTypeOf = std::is_same_v<T, float> ? kFloat32 : kBFloat16;
-
-template <typename T>
 void norms(const Exact& exact, const Norm& op, const void* x, void* y, int64_t first, int64_t last) {
   if (std::is_same_v<T, float> && op.exact) return exact.floats->norm_rows(op, x, y, first, last);
   norm_rows<T>(op, x, y, first, last);
@@ -128,7 +125,10 @@ class Worker {
   }
 
   int64_t at_a_time(const Op& op, int64_t pieces) const {
-    return op.kind == kAttention ? 1 : std::max<int64_t>(1, pieces / (threads_ * 8));
+    if (op.kind == kAttention) return 1;
+    const int64_t some = std::max<int64_t>(1, pieces / (threads_ * 8));
+    // Texts begin with a sixteen of slots.
+    return op.kind == kRopeWrite && some > kLanes ? some / kLanes * kLanes : some;
   }
 
   // While this thread waits, it fetches what it will probably read first of the next product from `index` on.

@@ -95,25 +95,40 @@ OCTAVO_INLINE void rotate(T* head, const float* cos, const float* sin, int64_t h
   }
 }
 
+// Norms and rotation of one row's queries and keys.
+template <typename T>
+OCTAVO_INLINE void rope_row(const RopeWrite& op, T* heads, int64_t position) {
+  const int64_t half = op.rotary_dim / 2, d = op.head_dim;
+  if (!op.query_norm && !op.key_norm && !op.cos) return;
+  for (int64_t head = 0; head < op.query_heads + op.kv_heads; head++) {
+    T* at = heads + head * d;
+    const float* norm = head < op.query_heads ? op.query_norm : op.key_norm;
+    if (norm) rms_norm(at, at, norm, d, op.eps);
+    if (op.cos) rotate(at, op.cos + position * half, op.sin + position * half, half);
+  }
+}
+
 template <typename T>
 void rope_write_rows(const RopeWrite& op, void* x, const int64_t* positions, const GroupStep& step,
                      const LayerCache& cache, int64_t first, int64_t last) {
-  const int64_t half = op.rotary_dim / 2, d = op.head_dim;
-  for (int64_t row = first; row < last; row++) {
+  const int64_t d = op.head_dim;
+  for (int64_t row = first; row < last;) {
+    T* heads = (T*)x + row * op.x_stride;
+    const T* key = heads + op.query_heads * d;
+    if (cache.dtype == kTypeOf<T> && fill_tile(step.slots + row, last - row)) {
+      for (int i = 0; i < kLanes; i++) rope_row(op, heads + i * op.x_stride, positions[row + i]);
+      write_tile(key, key + op.kv_heads * d, op.x_stride, cache, step.slots[row], step.block_size, op.kv_heads, d);
+      row += kLanes;
+      continue;
+    }
     with_cache<T>(cache, [&](auto c) __attribute__((always_inline)) {
       prefetch_heads<decltype(c)>(cache, step.slots[row], step.block_size, op.kv_heads, d);
     });
-    T* heads = (T*)x + row * op.x_stride;
-    for (int64_t head = 0; head < op.query_heads + op.kv_heads; head++) {
-      T* at = heads + head * d;
-      const float* norm = head < op.query_heads ? op.query_norm : op.key_norm;
-      if (norm) rms_norm(at, at, norm, d, op.eps);
-      if (op.cos) rotate(at, op.cos + positions[row] * half, op.sin + positions[row] * half, half);
-    }
-    const T* key = heads + op.query_heads * d;
+    rope_row(op, heads, positions[row]);
     with_cache<T>(cache, [&](auto c) __attribute__((always_inline)) {
       write_heads<decltype(c)>(key, key + op.kv_heads * d, cache, step.slots[row], step.block_size, op.kv_heads, d);
     });
+    row++;
   }
 }
 
