@@ -15,6 +15,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from octavo.testing.trust import share_trust_stores
+
 ROOT = str(Path(__file__).parents[1])
 _PATCH = pytest.MonkeyPatch()
 # The same examples on every machine, however slow.
@@ -77,13 +79,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Spares the garbage collector what stays to the end, and stacks and Triton's interpreter what they repeat."""
+    """Spares the garbage collector what stays to the end, and stacks, HTTP clients and Triton's interpreter what they
+    repeat."""
     gc.collect()
     gc.freeze()
     if "octavo.testbed.stack" in sys.modules:
         from octavo.testing.launcher import fork_stacks
 
         fork_stacks(_PATCH)
+    share_trust_stores(_PATCH)
     # It takes seconds to import.
     if os.environ.get("TRITON_INTERPRET") == "1" and "octavo.kernels.triton" in sys.modules:
         from octavo.testing.interpreter import spare_repetition
