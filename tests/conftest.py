@@ -19,6 +19,8 @@ from octavo.testing.trust import share_trust_stores
 
 ROOT = str(Path(__file__).parents[1])
 _PATCH = pytest.MonkeyPatch()
+# Until all tests are collected: what is imported stays, and was looked at again and again.
+gc.disable()
 # The same examples on every machine, however slow.
 settings.register_profile("octavo", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("octavo")
@@ -83,6 +85,7 @@ def pytest_collection_finish() -> None:
     repeat."""
     gc.collect()
     gc.freeze()
+    gc.enable()
     if "octavo.testbed.stack" in sys.modules:
         from octavo.testing.launcher import fork_stacks
 
