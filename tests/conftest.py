@@ -15,8 +15,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from octavo.testing.trust import share_trust_stores
+
 ROOT = str(Path(__file__).parents[1])
 _PATCH = pytest.MonkeyPatch()
+# Until all tests are collected: what is imported stays, and was looked at again and again.
+gc.disable()
 # The same examples on every machine, however slow.
 settings.register_profile("octavo", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("octavo")
@@ -77,13 +81,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Spares the garbage collector what stays to the end, and stacks and Triton's interpreter what they repeat."""
+    """Spares the garbage collector what stays to the end, and stacks, HTTP clients and Triton's interpreter what they
+    repeat."""
     gc.collect()
     gc.freeze()
+    gc.enable()
     if "octavo.testbed.stack" in sys.modules:
         from octavo.testing.launcher import fork_stacks
 
         fork_stacks(_PATCH)
+    share_trust_stores(_PATCH)
     # It takes seconds to import.
     if os.environ.get("TRITON_INTERPRET") == "1" and "octavo.kernels.triton" in sys.modules:
         from octavo.testing.interpreter import spare_repetition
