@@ -41,6 +41,9 @@ void attention(const Exact& exact, const Attention& op, const void* x, void* y, 
   });
 }
 
+// So few rows take as long as reading weights does.
+constexpr int64_t kFewTokens = 32;
+
 // Weights that will be read soon. A few rows take as long as reading the weights does, and each operation would begin
 // with a wait for the first of its own.
 struct Ahead {
@@ -91,11 +94,14 @@ class Worker {
     }
     int64_t end = index + 1;
     while (end < run_.num_ops && goes_on(run_.ops[end - 1], run_.ops[end])) end++;
-    const int64_t pieces = count(op), some = at_a_time(op, pieces);
-    for (int64_t first; (first = progress.taken.fetch_add(some, std::memory_order_relaxed)) < pieces;) {
-      const int64_t last = std::min(first + some, pieces);
+    const int64_t pieces = count(op);
+    int64_t first = progress.taken.load(std::memory_order_relaxed);
+    while (first < pieces) {
+      const int64_t last = first + at_a_time(op, pieces, pieces - first);
+      if (!progress.taken.compare_exchange_weak(first, last, std::memory_order_relaxed)) continue;
       for (int64_t i = index; i < end; i++) perform(run_.ops[i], first, last);
       progress.done.fetch_add(last - first, std::memory_order_acq_rel);
+      first = progress.taken.load(std::memory_order_relaxed);
     }
     look_ahead(end);
     progress.wait(pieces, ahead_);
@@ -124,22 +130,25 @@ class Worker {
     }
   }
 
-  int64_t at_a_time(const Op& op, int64_t pieces) const {
+  // How many of `left` pieces, of `pieces`, a thread takes.
+  int64_t at_a_time(const Op& op, int64_t pieces, int64_t left) const {
     if (op.kind == kAttention) return 1;
+    // What few rows take is reading weights: long stretches of them, as long as others have as much to do.
+    if (multiplies(op) && run_.tokens <= kFewTokens) return std::max<int64_t>(1, left / (threads_ * 2));
     const int64_t some = std::max<int64_t>(1, pieces / (threads_ * 8));
     // Texts begin with a sixteen of slots.
-    return op.kind == kRopeWrite && some > kLanes ? some / kLanes * kLanes : some;
+    return std::min(left, op.kind == kRopeWrite && some > kLanes ? some / kLanes * kLanes : some);
   }
 
   // While this thread waits, it fetches what it will probably read first of the next product from `index` on.
   void look_ahead(int64_t index) {
-    constexpr int64_t kRows = 32, kBytes = 128 << 10;
-    if (run_.tokens > kRows) return;
+    constexpr int64_t kBytes = 128 << 10;
+    if (run_.tokens > kFewTokens) return;
     while (index < run_.num_ops && !multiplies(run_.ops[index])) index++;
     if (index >= run_.num_ops || index == looked_ahead_) return;
     looked_ahead_ = index;
     const Op& next = run_.ops[index];
-    const int64_t panel = panel_bytes(next), some = at_a_time(next, count(next));
+    const int64_t panel = panel_bytes(next), pieces = count(next), some = at_a_time(next, pieces, pieces);
     ahead_.at = (const char*)linear_of(next).weight + thread_ * some * panel;
     ahead_.end = ahead_.at + std::min(some * panel, kBytes);
   }
