@@ -133,8 +133,9 @@ class Worker {
   // How many of `left` pieces, of `pieces`, a thread takes.
   int64_t at_a_time(const Op& op, int64_t pieces, int64_t left) const {
     if (op.kind == kAttention) return 1;
-    // What few rows take is reading weights: long stretches of them, as long as others have as much to do.
-    if (multiplies(op) && run_.tokens <= kFewTokens) return std::max<int64_t>(1, left / (threads_ * 2));
+    // What few rows take is reading weights: the first to come reads its whole share in one stretch, and those after it
+    // theirs of what is left, piece behind piece.
+    if (multiplies(op) && run_.tokens <= kFewTokens) return std::max<int64_t>(1, left / threads_);
     const int64_t some = std::max<int64_t>(1, pieces / (threads_ * 8));
     // Texts begin with a sixteen of slots.
     return std::min(left, op.kind == kRopeWrite && some > kLanes ? some / kLanes * kLanes : some);
