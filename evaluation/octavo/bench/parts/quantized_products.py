@@ -1,7 +1,7 @@
 """Measures the products of a model's layers with quantised weights beside those of bf16: `python -m
 octavo.bench.parts.quantized_products`.
 
-The sizes are those of SmolLM2-135M, a few layers of it that outgrow the caches; k-quants, which want multiples of 256
+The sizes are those of SmolLM2-135M, all its layers, since weights of four bits must outgrow the caches too; k-quants, which want multiples of 256
 inputs, have inputs of 512 in the place of 576. A program runs all products of all layers and nothing else, with the
 quantising of rows, as a step does; of many rows, for fewer layers. Formats take turns; the least of the rounds counts,
 on the clock, or in seconds of CPU of a single thread.
@@ -22,7 +22,7 @@ from octavo.kernels.native.quantized_linear import NativeQuantizedLinear, quanti
 from octavo.kernels.native.structs import DTYPES, Activation, BufferAt, Op, OpKind, Run
 from octavo.kernels.quantized import BLOCK, FORMATS, GROUP, BlockFormat, Quantized
 
-_LAYERS, _HEADS, _HIDDEN, _GATED = 10, 960, 576, 1536
+_LAYERS, _HEADS, _HIDDEN, _GATED = 30, 960, 576, 1536
 # Groups of checkpoints that are no GGUF.
 _WIDE = 128
 _ROUNDS, _SECONDS = 30, 4.0
