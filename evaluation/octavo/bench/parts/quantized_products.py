@@ -1,10 +1,10 @@
 """Measures the products of a model's layers with quantised weights beside those of bf16: `python -m
 octavo.bench.parts.quantized_products`.
 
-The sizes are those of SmolLM2-135M, all its layers, since weights of four bits must outgrow the caches too; k-quants, which want multiples of 256
-inputs, have inputs of 512 in the place of 576. A program runs all products of all layers and nothing else, with the
-quantising of rows, as a step does; of many rows, for fewer layers. Formats take turns; the least of the rounds counts,
-on the clock, or in seconds of CPU of a single thread.
+The sizes are those of SmolLM2-135M, all its layers, since weights of four bits must outgrow the caches too; k-quants,
+which want multiples of 256 inputs, have inputs of 512 in the place of 576. A program runs all products of all layers
+and nothing else, with the quantising of rows, as a step does; of many rows, for fewer layers. Formats take turns; the
+least of the rounds counts, on the clock, or in seconds of CPU of a single thread.
 """
 
 import argparse
