@@ -41,7 +41,7 @@ void attention(const Exact& exact, const Attention& op, const void* x, void* y, 
   });
 }
 
-// So few rows take as long as reading weights does.
+// Of so few rows a product waits for its weights, more or less of the time.
 constexpr int64_t kFewTokens = 32;
 
 // Weights that will be read soon. A few rows take as long as reading the weights does, and each operation would begin

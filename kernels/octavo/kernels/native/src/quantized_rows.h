@@ -82,8 +82,8 @@ OCTAVO_INLINE void each_group(int64_t count, const f32x16& scale, const f32x16& 
 #endif
 }
 
-// Some groups of one row, `count` of at most `most`, to row `place` of the blocks that `to(i)` gives. Scaled, the largest of
-// a group is 127; the others are rounded to nearest, ties to even. Where one is infinite or a NaN, the scale is a NaN, and
+// Some groups of one row, `count` of at most `most_groups`, to row `place` of the blocks that `to(i)` gives. Scaled, the
+// largest of a group is 127; the others are rounded to nearest, ties to even. Where one is infinite or a NaN, the scale is a NaN, and
 // so is all that it meets. What is smaller than `kTiny` counts as zero: its scale would overflow. Each step is done for all
 // groups before the next: one group's would wait for each other.
 template <int most_groups, typename T, typename To>
